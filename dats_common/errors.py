@@ -1,0 +1,77 @@
+"""Every error of the service. The first question each one answers: is it worth trying again?
+
+    DatsError
+    ├── Refused                 never worth repeating unchanged: a dead letter, a 4xx
+    │   ├── InvalidInput        breaks the contract (bad JSON, wrong type, too long)
+    │   ├── Forbidden           the caller's identity does not allow it
+    │   └── NotFound
+    ├── Unavailable             worth repeating later: a retry, a 503 with Retry-After
+    │   ├── LedgerUnavailable
+    │   ├── IndexUnavailable
+    │   ├── EncoderUnavailable
+    │   ├── BrokerUnavailable
+    │   └── QueueFull           a 429
+    ├── Fenced                  another writer has taken over: give the messages back, activate again
+    ├── DeadlineExceeded        the caller's time is up: a 504
+    └── ConfigurationError      stops the start, and says what to do
+"""
+
+from __future__ import annotations
+
+
+class DatsError(Exception):
+    """Base of all errors that this service raises on purpose."""
+
+
+class Refused(DatsError):
+    """The same input will fail again."""
+
+
+class InvalidInput(Refused):
+    """The input breaks the contract; the message is safe to show to its sender."""
+
+
+class Forbidden(Refused):
+    """The caller's identity does not allow this."""
+
+
+class NotFound(Refused):
+    """There is no such thing, or none that the caller may know of."""
+
+
+class Unavailable(DatsError):
+    """Something we stand on is away for now; the same input may succeed later."""
+
+    retry_after_s: float = 5.0
+
+
+class LedgerUnavailable(Unavailable):
+    """The SQL ledger did not answer. Nothing may be served without it."""
+
+
+class IndexUnavailable(Unavailable):
+    """The vector index did not answer, or did not confirm a write."""
+
+
+class EncoderUnavailable(Unavailable):
+    """The embedding model did not answer."""
+
+
+class BrokerUnavailable(Unavailable):
+    """The broker did not take or did not confirm a message."""
+
+
+class QueueFull(Unavailable):
+    """The embedding queue holds `embedding.queue_max_size` messages already."""
+
+
+class Fenced(DatsError):
+    """Another writer has raised the epoch since this one became active."""
+
+
+class DeadlineExceeded(DatsError):
+    """The caller's deadline passed before the work was done."""
+
+
+class ConfigurationError(DatsError):
+    """The start stops here; the message names the setting and what to do."""

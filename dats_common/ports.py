@@ -1,0 +1,429 @@
+"""Every port of the service on one page. Adapters implement them; engine, handlers and pipeline see only these.
+
+Each port has an in-memory or laptop twin that ships in the package and passes the same tests (tests/ports).
+All calls that wait are bounded in seconds by the adapter's settings; what they raise is in `dats_common.errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from dats_common.domain.access import Principal
+from dats_common.domain.model import (
+    ArtifactKey,
+    Chunk,
+    ChunkRef,
+    Generation,
+    SourceMetadata,
+    SparseVector,
+    Taint,
+    Validated,
+)
+from dats_common.domain.taint import FlipVerdict, Place, QuarantineReason, Verdict
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+# --------------------------------------------------------------------------------------------------------- encoder
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What must agree between the process that wrote a collection and the one that reads it.
+
+    Attributes:
+        model: name of the dense model.
+        dimension: length of its vectors.
+        max_tokens: its window, special tokens included.
+        sparse_version: version of the sparse encoder's rules.
+        probe: the model's vectors for `PROBE_TEXTS`, so that two backends of one model agree and two models do not.
+    """
+
+    model: str
+    dimension: int
+    max_tokens: int
+    sparse_version: str
+    probe: tuple[tuple[float, ...], ...]
+
+
+class Encoder(Protocol):
+    """Text to dense vectors, off the event loop."""
+
+    @property
+    def model(self) -> str:
+        """The model's name, the same for every backend of it."""
+
+    @property
+    def backend(self) -> str:
+        """What runs it and where, for people: `openvino:cpu`, `sentence-transformers:cuda:0`."""
+
+    @property
+    def dimension(self) -> int:
+        """Length of a vector."""
+
+    @property
+    def max_tokens(self) -> int:
+        """The model's window in its own tokens, special tokens included."""
+
+    async def encode(self, texts: Sequence[str], *, kind: Literal["query", "document"]) -> npt.NDArray[np.float32]:
+        """Vectors of shape (len(texts), dimension), float32, L2-normalised, in the order of `texts`.
+
+        A text's vector does not depend on the other texts of the call.
+        Raises: EncoderUnavailable.
+        """
+
+    def token_spans(self, text: str) -> list[tuple[int, int]]:
+        """Character spans of the model's tokens in `text`, without special tokens, in order."""
+
+
+# ----------------------------------------------------------------------------------------------------------- index
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One chunk as the index stores it: ids, vectors and the fields that filters need; never text."""
+
+    ref: ChunkRef
+    metadata: SourceMetadata
+    dense: npt.NDArray[np.float32]
+    sparse: SparseVector
+
+
+@dataclass(frozen=True, slots=True)
+class SearchFilter:
+    """The principal's bounds plus the request's narrowing; it goes into every leg. None narrows nothing."""
+
+    principal: Principal
+    project_id: str | None = None
+    domain: str | None = None
+    doc_types: tuple[str, ...] | None = None
+    tags: tuple[str, ...] | None = None
+    artifact_ids: tuple[str, ...] | None = None
+    verified_only: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What one leg or both proposed. Ranks are 1-based positions within a leg, None where that leg missed it.
+
+    Attributes:
+        similarity: cosine to the query's dense vector, clamped to [0, 1]; known for every candidate.
+    """
+
+    ref: ChunkRef
+    similarity: float
+    dense_rank: int | None = None
+    sparse_rank: int | None = None
+
+
+Leg = Literal["dense", "sparse"]
+
+
+class Index(Protocol):
+    """Proposes candidates; decides nothing. It can be lost and rebuilt from the ledger."""
+
+    async def prepare(self, fingerprint: Fingerprint) -> None:
+        """Create the collection and its payload indexes, or check that its fingerprint agrees.
+
+        Raises: ConfigurationError: the collection was written by another model; says what to do.
+        """
+
+    async def store(self, points: Sequence[Point]) -> None:
+        """Upsert; returns once the points are durable and searchable.
+
+        Raises: InvalidInput: a vector of the wrong length or not finite (nothing is stored); IndexUnavailable.
+        """
+
+    async def search(
+        self,
+        *,
+        dense: npt.NDArray[np.float32],
+        sparse: SparseVector | None,
+        legs: frozenset[Leg],
+        where: SearchFilter,
+        limit: int,
+    ) -> list[Candidate]:
+        """Up to `limit` candidates of each leg, merged by chunk, in one round trip.
+
+        Args:
+            dense: the query's vector; needed in every mode, for the similarity of keyword hits too.
+            sparse: the query's terms; None when it has none (then the sparse leg is empty).
+
+        Ties within a leg are broken by source id, then generation; never by point id.
+        Raises: IndexUnavailable.
+        """
+
+    async def generations(self, keys: Sequence[ArtifactKey]) -> dict[ArtifactKey, set[int]]:
+        """The generations that have points, for each key that has any."""
+
+    def scan(self) -> AsyncIterator[dict[ArtifactKey, set[int]]]:
+        """All generations of all artifacts, page by page (an artifact may come in several pages)."""
+
+    async def remove(self, key: ArtifactKey, generations: Sequence[int]) -> None:
+        """Delete the points of exactly these generations; returns once they read back as gone."""
+
+    async def count(self) -> int:
+        """Number of points."""
+
+    async def drop(self) -> None:
+        """Delete the collection (before a rebuild)."""
+
+    async def ping(self) -> None:
+        """Raises: IndexUnavailable."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexJob:
+    """A pending generation whose source is to be chunked, embedded and stored."""
+
+    generation: Generation
+    content: str
+
+
+class Indexer(Protocol):
+    """The writer's pipeline: chunk, embed, store points in the index and chunk rows in the ledger."""
+
+    async def index(self, jobs: Sequence[IndexJob]) -> Mapping[int, int | Exception]:
+        """Generation number -> number of chunks stored, or what went wrong with that one alone."""
+
+
+# ---------------------------------------------------------------------------------------------------------- ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """V1's answer for one event. `generation` is set when the verdict is EMBED."""
+
+    event: Validated
+    verdict: Verdict
+    place: Place
+    generation: Generation | None = None
+    reason: QuarantineReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaintReceipt:
+    """T1's answer.
+
+    Attributes:
+        through: ORD up to which versions from a foreign clock are covered.
+        chunks_removed: chunks that were visible before, per artifact id, summed over tenants.
+    """
+
+    through: int
+    chunks_removed: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxEvent:
+    """An event to publish, written in the transaction of what it tells."""
+
+    row_id: int
+    event_id: str
+    routing_key: str
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A chunk that passed the guard: the only way to text."""
+
+    ref: ChunkRef
+    text: str
+    token_count: int
+    metadata: SourceMetadata
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedRead:
+    """What the guard let through, and whether a newer generation replaced a candidate meanwhile."""
+
+    passages: Mapping[ChunkRef, Passage]
+    superseded: frozenset[ArtifactKey] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """What the active writer last said of itself, and when (seconds ago by the ledger's clock)."""
+
+    writer_id: str
+    state: Literal["active", "standby", "draining"]
+    pending: int
+    processing: int
+    model: str
+    backend: str
+    age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactOutcome:
+    """How the newest known event of an artifact ended, as a waiting caller sees it."""
+
+    status: Literal["indexed", "pending", "tainted", "quarantined", "unknown"]
+    version: int | None = None
+    generation: int | None = None
+    chunks: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerCounts:
+    """Figures for health and metrics."""
+
+    live_artifacts: int
+    live_chunks: int
+    tainted_artifacts: int
+    quarantined: int
+    unsent_events: int
+    oldest_unsent_s: float
+
+
+class Ledger(Protocol):
+    """The authority: what is live, every chunk's text, and the outbox. See docs/architecture.md for the steps."""
+
+    # -- the single active writer (fenced by epoch)
+    async def activate(self, writer_id: str) -> int:
+        """Take over: raise the epoch and reclaim the pending generations of earlier ones. Returns the new epoch."""
+
+    async def admit(self, events: Sequence[Validated], *, epoch: int) -> list[Admission]:
+        """V1 for several events of different artifacts, in one transaction.
+
+        Raises: Fenced; LedgerUnavailable. ValueError: two events of one artifact in one call.
+        """
+
+    async def write_chunks(self, generation: Generation, chunks: Sequence[Chunk], *, embedding_model: str) -> None:
+        """Chunk rows of a pending generation; repeating it is harmless."""
+
+    async def flip(self, admissions: Sequence[Admission], *, epoch: int) -> list[FlipVerdict]:
+        """V4: make generations visible, each judged under its row's lock. Raises: Fenced; LedgerUnavailable."""
+
+    # -- any process
+    async def taint(self, taint: Taint, *, skew_s: float) -> TaintReceipt:
+        """T1: one transaction; invisible everywhere from its commit."""
+
+    async def relay(self, publish: Publish, *, limit: int) -> int:
+        """Publish unsent outbox events in order and mark them sent. Returns how many. Raises: BrokerUnavailable."""
+
+    async def announce(self, event_id: str, routing_key: str, body: Mapping[str, Any]) -> None:
+        """Put one more event into the outbox (once for each event id)."""
+
+    async def kept(self, keys: Sequence[ArtifactKey]) -> dict[ArtifactKey, set[int]]:
+        """Generations that are live or pending; read AFTER the index's list, or a sweep could delete a newer one."""
+
+    async def forget(self, keys: Sequence[ArtifactKey]) -> None:
+        """Drop chunk rows of generations that are neither live nor pending."""
+
+    async def beat(self, heartbeat: Heartbeat) -> None:
+        """Record the writer's state."""
+
+    # -- readers
+    async def now(self) -> int:
+        """The ledger's clock as an ORD."""
+
+    async def read(self, refs: Sequence[ChunkRef], principal: Principal) -> GuardedRead:
+        """Q2: text and metadata of those chunks that are live and visible to the principal, in one statement."""
+
+    async def still_live(self, refs: Sequence[ChunkRef]) -> frozenset[ChunkRef]:
+        """Q3: those whose generation is live now. Raises: LedgerUnavailable; then nothing may be served."""
+
+    async def outcome(self, key: ArtifactKey) -> ArtifactOutcome:
+        """Where an artifact stands."""
+
+    async def heartbeat(self) -> Heartbeat | None:
+        """The newest heartbeat of an active writer."""
+
+    async def counts(self) -> LedgerCounts:
+        """Figures for health and metrics."""
+
+    def live_chunks(
+        self, *, after: ArtifactKey | None = None
+    ) -> AsyncIterator[tuple[Generation, Sequence[Chunk]]]:
+        """Every live artifact with its chunks, ordered by key: what a rebuild of the index reads. Resumable."""
+
+    async def ping(self) -> None:
+        """Raises: LedgerUnavailable."""
+
+
+# ------------------------------------------------------------------------------------------------------------- bus
+
+
+class Publish(Protocol):
+    """Publish one event; returns once the broker has confirmed that a queue took it."""
+
+    async def __call__(self, routing_key: str, body: Mapping[str, Any], *, event_id: str) -> None:
+        """Raises: BrokerUnavailable: not confirmed in time, or no queue is bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One message in hand. Exactly one of the settle calls ends it; a lost connection makes the broker bring it again.
+
+    Attributes:
+        body: the bytes as they came.
+        event_type: from the `type` property or the routing key; a retried message keeps it.
+        attempt: 1 for the first try; raised by each `retry`, not by a crash.
+        timestamp: the AMQP timestamp in microseconds, if the publisher set one.
+        redelivered: the broker has handed it out before.
+    """
+
+    body: bytes
+    event_type: str
+    message_id: str | None = None
+    attempt: int = 1
+    timestamp: int | None = None
+    redelivered: bool = False
+    headers: Mapping[str, Any] = field(default_factory=dict)
+    handle: Any = field(default=None, repr=False, compare=False)
+
+
+class Subscription(Protocol):
+    """An open consumer with a bounded local buffer."""
+
+    async def batch(self, *, max_items: int, max_wait_s: float) -> list[Delivery]:
+        """Wait for a first delivery, then collect up to `max_items` for at most `max_wait_s` more seconds.
+
+        Deliveries whose connection is gone are dropped: the broker brings them again. Returns [] only after `stop`.
+        """
+
+    async def ack(self, delivery: Delivery) -> None:
+        """Done. Never raises for a lost connection: the message comes again and is a duplicate then."""
+
+    async def retry(self, delivery: Delivery, *, delay_s: float) -> None:
+        """Hand it back for a later try, counted; durable before the original is acknowledged."""
+
+    async def give_back(self, delivery: Delivery) -> None:
+        """Hand it back at once, not counted (fenced, or shutting down)."""
+
+    async def dead_letter(self, delivery: Delivery, *, reason: str) -> None:
+        """Move it to the dead letters with `x-reason`, `x-source-queue` and `x-attempts`."""
+
+    async def stop(self) -> None:
+        """Take no more; what is buffered goes back to the broker, what was handed out can still be settled."""
+
+
+class Bus(Protocol):
+    """The broker: RabbitMQ, the laptop's durable SQLite queue, or the in-memory twin."""
+
+    async def publish(self, routing_key: str, body: Mapping[str, Any], *, event_id: str) -> None:
+        """Publish an event to the topic exchange `task.events`, persistent, mandatory, confirmed in time."""
+
+    async def command(self, body: Mapping[str, Any], *, event_id: str) -> None:
+        """Ask the writer for work on the private exchange `rag.commands`."""
+
+    def subscribe(self, queue: str, *, prefetch: int) -> AbstractAsyncContextManager[Subscription]:
+        """Consume one of the queues of `contracts.topology`; survives broker restarts by itself."""
+
+    def watch(self, *routing_keys: str) -> AbstractAsyncContextManager[AsyncIterator[Delivery]]:
+        """A private, temporary view of published events (patterns as topic bindings), acknowledged by itself."""
+
+    async def depth(self, queue: str) -> int:
+        """Messages that wait in a queue (passive declare)."""
+
+    async def ping(self) -> None:
+        """Raises: BrokerUnavailable."""
