@@ -400,6 +400,9 @@ class Subscription(Protocol):
     async def give_back(self, delivery: Delivery) -> None:
         """Hand it back at once, not counted (fenced, or shutting down)."""
 
+    async def hand_over(self, delivery: Delivery, *, queue: str) -> None:
+        """Move it to another queue, type and attempt kept; durable there before the original is acknowledged."""
+
     async def dead_letter(self, delivery: Delivery, *, reason: str) -> None:
         """Move it to the dead letters with `x-reason`, `x-source-queue` and `x-attempts`."""
 
