@@ -341,9 +341,7 @@ class Ledger(Protocol):
     async def counts(self) -> LedgerCounts:
         """Figures for health and metrics."""
 
-    def live_chunks(
-        self, *, after: ArtifactKey | None = None
-    ) -> AsyncIterator[tuple[Generation, Sequence[Chunk]]]:
+    def live_chunks(self, *, after: ArtifactKey | None = None) -> AsyncIterator[tuple[Generation, Sequence[Chunk]]]:
         """Every live artifact with its chunks, ordered by key: what a rebuild of the index reads. Resumable."""
 
     async def ping(self) -> None:

@@ -1,0 +1,209 @@
+"""The ledger over SQLAlchemy: SQLite on a laptop, PostgreSQL in a fleet, the same statements on both."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from sqlalchemy import and_, delete, exists, select, update
+
+from dats_common.adapters.sql.engine import Database, open_database, unix_microseconds
+from dats_common.adapters.sql.reading import (
+    count_all,
+    iterate_live,
+    latest_heartbeat,
+    live_refs,
+    outcome_of,
+    read_passages,
+)
+from dats_common.adapters.sql.rows import enqueue, insert, is_any_of, key_of, slices
+from dats_common.adapters.sql.tables import artifacts, chunks, documents, outbox, pending, writers
+from dats_common.adapters.sql.tainting import commit_taint
+from dats_common.adapters.sql.writing import admit_events, flip_generations, take_over, write_chunk_rows
+from dats_common.domain.access import Principal
+from dats_common.domain.model import ArtifactKey, Chunk, ChunkRef, Generation, Taint, Validated
+from dats_common.domain.taint import FlipVerdict
+from dats_common.ports import (
+    Admission,
+    ArtifactOutcome,
+    GuardedRead,
+    Heartbeat,
+    Ledger,
+    LedgerCounts,
+    OutboxEvent,
+    Publish,
+    TaintReceipt,
+)
+
+# How long a relay may hold events it has claimed. A relay that dies delays them by this much and no more; one that
+# is slower than this sends some twice, which subscribers must bear anyway.
+RELAY_CLAIM_S = 10.0
+
+
+@asynccontextmanager
+async def open_ledger(
+    url: str, *, timeout_s: float = 10.0, clock: Callable[[], int] = unix_microseconds
+) -> AsyncIterator[Ledger]:
+    """The ledger at `url` with its schema up to date.
+
+    Raises: ConfigurationError, LedgerUnavailable (see `open_database`).
+    """
+    async with open_database(url, timeout_s=timeout_s, clock=clock) as database:
+        yield SqlLedger(database)
+
+
+class SqlLedger:
+    """`ports.Ledger`; the steps themselves are functions in the sibling modules."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def activate(self, writer_id: str) -> int:
+        return await take_over(self._database)
+
+    async def admit(self, events: Sequence[Validated], *, epoch: int) -> list[Admission]:
+        return await admit_events(self._database, events, epoch=epoch)
+
+    async def write_chunks(self, generation: Generation, chunks: Sequence[Chunk], *, embedding_model: str) -> None:
+        await write_chunk_rows(self._database, generation, chunks, embedding_model=embedding_model)
+
+    async def flip(self, admissions: Sequence[Admission], *, epoch: int) -> list[FlipVerdict]:
+        return await flip_generations(self._database, admissions, epoch=epoch)
+
+    async def taint(self, taint: Taint, *, skew_s: float) -> TaintReceipt:
+        return await commit_taint(self._database, taint, skew_s=skew_s)
+
+    async def announce(self, event_id: str, routing_key: str, body: Mapping[str, Any]) -> None:
+        async with self._database.writing() as connection:
+            now = await self._database.now(connection)
+            await enqueue(connection, event_id=event_id, routing_key=routing_key, body=body, now=now)
+
+    async def relay(self, publish: Publish, *, limit: int) -> int:
+        events = await self._claim(limit)
+        sent: list[int] = []
+        try:
+            for event in events:
+                await publish(event.routing_key, event.body, event_id=event.event_id)
+                sent.append(event.row_id)
+        finally:
+            await self._release(sent, [event.row_id for event in events if event.row_id not in set(sent)])
+        return len(sent)
+
+    async def _claim(self, limit: int) -> list[OutboxEvent]:
+        """Take the oldest unsent events for a while: a lease, so that no transaction stays open while publishing."""
+        async with self._database.reading() as connection:
+            now = await self._database.now(connection)
+            waiting = select(outbox.c.id).where(outbox.c.sent_at.is_(None), outbox.c.claimed_until < now).limit(1)
+            if (await connection.execute(waiting)).one_or_none() is None:
+                return []  # the common case must not take SQLite's write lock
+        async with self._database.writing() as connection:
+            now = await self._database.now(connection)
+            oldest = (
+                select(outbox.c.id)
+                .where(outbox.c.sent_at.is_(None), outbox.c.claimed_until < now)
+                .order_by(outbox.c.id)
+                .limit(limit)
+                .with_for_update(skip_locked=True)
+            )
+            rows = await connection.execute(
+                update(outbox)
+                .where(outbox.c.id.in_(oldest.scalar_subquery()))
+                .values(claimed_until=now + round(RELAY_CLAIM_S * 1e6))
+                .returning(outbox.c.id, outbox.c.event_id, outbox.c.routing_key, outbox.c.body)
+            )
+            return sorted(
+                (OutboxEvent(row.id, row.event_id, row.routing_key, row.body) for row in rows),
+                key=lambda event: event.row_id,
+            )
+
+    async def _release(self, sent: Sequence[int], unsent: Sequence[int]) -> None:
+        if not sent and not unsent:
+            return
+        async with self._database.writing() as connection:
+            now = await self._database.now(connection)
+            for part in slices(sent):
+                await connection.execute(update(outbox).where(outbox.c.id.in_(part)).values(sent_at=now))
+            for part in slices(unsent):
+                await connection.execute(update(outbox).where(outbox.c.id.in_(part)).values(claimed_until=0))
+
+    async def kept(self, keys: Sequence[ArtifactKey]) -> dict[ArtifactKey, set[int]]:
+        keep: dict[ArtifactKey, set[int]] = defaultdict(set)
+        for part in slices(list(keys)):
+            # One statement, so that a generation on its way from pending to live is never missed between two.
+            live = select(
+                artifacts.c.tenant_id, artifacts.c.artifact_id, artifacts.c.live_generation.label("generation")
+            ).where(is_any_of(artifacts, part), artifacts.c.live_generation.is_not(None))
+            writing = select(pending.c.tenant_id, pending.c.artifact_id, pending.c.generation).where(
+                is_any_of(pending, part)
+            )
+            async with self._database.reading() as connection:
+                for row in await connection.execute(live.union_all(writing)):
+                    keep[key_of(row)].add(row.generation)
+        return dict(keep)
+
+    async def forget(self, keys: Sequence[ArtifactKey]) -> None:
+        for part in slices(list(keys)):
+            async with self._database.writing() as connection:
+                dead = select(documents.c.generation).where(
+                    is_any_of(documents, part),
+                    ~exists().where(pending.c.generation == documents.c.generation),
+                    ~exists().where(artifacts.c.live_generation == documents.c.generation),
+                )
+                await connection.execute(delete(chunks).where(chunks.c.generation.in_(dead.scalar_subquery())))
+                # The source of what a taint took away stays for audit and un-tainting; superseded sources go.
+                replaced = exists().where(
+                    and_(
+                        artifacts.c.tenant_id == documents.c.tenant_id,
+                        artifacts.c.artifact_id == documents.c.artifact_id,
+                        artifacts.c.version > documents.c.version,
+                        artifacts.c.live_generation.is_not(None),
+                    )
+                )
+                await connection.execute(
+                    delete(documents).where(
+                        documents.c.generation.in_(dead.where(replaced.correlate(documents)).scalar_subquery())
+                    )
+                )
+
+    async def beat(self, heartbeat: Heartbeat) -> None:
+        async with self._database.writing() as connection:
+            values = {
+                "state": heartbeat.state,
+                "pending": heartbeat.pending,
+                "processing": heartbeat.processing,
+                "model": heartbeat.model,
+                "backend": heartbeat.backend,
+                "beat_at": await self._database.now(connection),
+            }
+            statement = insert(writers, connection).values(writer_id=heartbeat.writer_id, **values)
+            await connection.execute(statement.on_conflict_do_update(index_elements=["writer_id"], set_=values))
+
+    async def now(self) -> int:
+        if self._database.is_sqlite:
+            return self._database.clock()
+        async with self._database.reading() as connection:
+            return await self._database.now(connection)
+
+    async def read(self, refs: Sequence[ChunkRef], principal: Principal) -> GuardedRead:
+        return await read_passages(self._database, refs, principal)
+
+    async def still_live(self, refs: Sequence[ChunkRef]) -> frozenset[ChunkRef]:
+        return await live_refs(self._database, refs)
+
+    async def outcome(self, key: ArtifactKey) -> ArtifactOutcome:
+        return await outcome_of(self._database, key)
+
+    async def heartbeat(self) -> Heartbeat | None:
+        return await latest_heartbeat(self._database)
+
+    async def counts(self) -> LedgerCounts:
+        return await count_all(self._database)
+
+    def live_chunks(self, *, after: ArtifactKey | None = None) -> AsyncIterator[tuple[Generation, Sequence[Chunk]]]:
+        return iterate_live(self._database, after)
+
+    async def ping(self) -> None:
+        async with self._database.reading() as connection:
+            await connection.execute(select(1))

@@ -1,0 +1,225 @@
+"""The guard and everything else that readers ask: text can be had only from here, and only while it is live."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+
+from sqlalchemy import func, select, tuple_
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from dats_common.adapters.sql.engine import Database
+from dats_common.adapters.sql.rows import (
+    DOCUMENT_FIELDS,
+    is_any_of,
+    key_of,
+    metadata_of,
+    not_covered_by_a_wildcard,
+    slices,
+)
+from dats_common.adapters.sql.tables import artifacts, chunks, documents, outbox, pending, quarantine, writers
+from dats_common.domain.access import Principal, may_see
+from dats_common.domain.model import NEVER, ArtifactKey, Chunk, ChunkRef, Generation, SourceMetadata
+from dats_common.ports import ArtifactOutcome, GuardedRead, Heartbeat, LedgerCounts, Passage
+
+_PAGE = 100
+
+
+async def read_passages(database: Database, refs: Sequence[ChunkRef], principal: Principal) -> GuardedRead:
+    """Q2. One statement per slice decides liveness and hands out the text, so that the two cannot disagree."""
+    wanted = {(ref.generation, ref.chunk_index): ref for ref in refs}
+    passages: dict[ChunkRef, Passage] = {}
+    missing: set[ArtifactKey] = set()
+    async with database.reading() as connection:
+        for part in slices(list(wanted.values())):
+            rows = await connection.execute(
+                select(
+                    artifacts.c.tenant_id,
+                    artifacts.c.artifact_id,
+                    artifacts.c.version,
+                    chunks.c.chunk_index,
+                    chunks.c.chunk_text,
+                    chunks.c.token_count,
+                    *DOCUMENT_FIELDS,
+                )
+                .join(documents, documents.c.generation == artifacts.c.live_generation)
+                .join(chunks, chunks.c.generation == artifacts.c.live_generation)
+                .where(
+                    artifacts.c.live_generation.in_({ref.generation for ref in part}),
+                    chunks.c.chunk_index.in_({ref.chunk_index for ref in part}),
+                    not_covered_by_a_wildcard(),
+                )
+            )
+            for row in rows:
+                ref = wanted.get((row.generation, row.chunk_index))
+                metadata = metadata_of(row)
+                if ref is not None and ref.key == key_of(row) and _visible(principal, ref.key, metadata):
+                    passages[ref] = Passage(ref, row.chunk_text, row.token_count, metadata, row.version)
+            missing |= {ref.key for ref in part if ref not in passages}
+        superseded = await _replaced(connection, missing, refs)
+    return GuardedRead(passages, superseded)
+
+
+def _visible(principal: Principal, key: ArtifactKey, metadata: SourceMetadata) -> bool:
+    return may_see(
+        principal,
+        tenant_id=key.tenant_id,
+        scope=metadata.scope,
+        user_id=metadata.user_id,
+        project_id=metadata.project_id,
+        tags=metadata.tags,
+    )
+
+
+async def _replaced(
+    connection: AsyncConnection, missing: set[ArtifactKey], refs: Sequence[ChunkRef]
+) -> frozenset[ArtifactKey]:
+    proposed: dict[ArtifactKey, set[int]] = defaultdict(set)
+    for ref in refs:
+        proposed[ref.key].add(ref.generation)
+    found: set[ArtifactKey] = set()
+    for part in slices(sorted(missing)):
+        rows = await connection.execute(
+            select(artifacts.c.tenant_id, artifacts.c.artifact_id, artifacts.c.live_generation).where(
+                is_any_of(artifacts, part), artifacts.c.live_generation.is_not(None)
+            )
+        )
+        found |= {key_of(row) for row in rows if row.live_generation not in proposed[key_of(row)]}
+    return frozenset(found)
+
+
+async def live_refs(database: Database, refs: Sequence[ChunkRef]) -> frozenset[ChunkRef]:
+    """Q3: the last look before anything leaves."""
+    live: set[tuple[ArtifactKey, int]] = set()
+    async with database.reading() as connection:
+        for part in slices(sorted({ref.generation for ref in refs})):
+            rows = await connection.execute(
+                select(artifacts.c.tenant_id, artifacts.c.artifact_id, artifacts.c.live_generation).where(
+                    artifacts.c.live_generation.in_(part), not_covered_by_a_wildcard()
+                )
+            )
+            live |= {(key_of(row), row.live_generation) for row in rows}
+    return frozenset(ref for ref in refs if (ref.key, ref.generation) in live)
+
+
+async def outcome_of(database: Database, key: ArtifactKey) -> ArtifactOutcome:
+    """Where an artifact stands, for a caller who waits for it."""
+    async with database.reading() as connection:
+        rows = await connection.execute(
+            select(
+                artifacts.c.version,
+                artifacts.c.live_generation,
+                artifacts.c.tainted_through,
+                documents.c.chunk_count,
+                documents.c.token_count,
+            )
+            .outerjoin(documents, documents.c.generation == artifacts.c.live_generation)
+            .where(is_any_of(artifacts, [key]))
+        )
+        row = rows.one_or_none()
+        if row is None:
+            return ArtifactOutcome("unknown")
+        if row.live_generation is not None:
+            return ArtifactOutcome("indexed", row.version, row.live_generation, row.chunk_count, row.token_count)
+        writing = await connection.execute(select(func.count()).where(is_any_of(pending, [key])))
+        if writing.scalar_one():
+            return ArtifactOutcome("pending")
+        held = await connection.execute(
+            select(func.max(quarantine.c.version)).where(
+                is_any_of(quarantine, [key]), quarantine.c.resolved_at.is_(None)
+            )
+        )
+        held_version = held.scalar_one()
+        if held_version is not None:
+            return ArtifactOutcome("quarantined", held_version)
+        return ArtifactOutcome("tainted" if row.tainted_through > NEVER else "unknown", row.version)
+
+
+async def latest_heartbeat(database: Database) -> Heartbeat | None:
+    """The newest heartbeat, an active writer's before a standby's."""
+    async with database.reading() as connection:
+        rows = await connection.execute(
+            select(writers).order_by((writers.c.state == "active").desc(), writers.c.beat_at.desc()).limit(1)
+        )
+        row = rows.one_or_none()
+        if row is None:
+            return None
+        age_us = await database.now(connection) - row.beat_at
+        return Heartbeat(
+            writer_id=row.writer_id,
+            state=row.state,
+            pending=row.pending,
+            processing=row.processing,
+            model=row.model,
+            backend=row.backend,
+            age_s=max(0.0, age_us / 1e6),
+        )
+
+
+async def count_all(database: Database) -> LedgerCounts:
+    """Figures for health and metrics."""
+    async with database.reading() as connection:
+        live = (
+            await connection.execute(
+                select(func.count(), func.coalesce(func.sum(documents.c.chunk_count), 0)).select_from(
+                    artifacts.join(documents, documents.c.generation == artifacts.c.live_generation)
+                )
+            )
+        ).one()
+        tainted = await connection.execute(
+            select(func.count()).where(artifacts.c.live_generation.is_(None), artifacts.c.tainted_through > NEVER)
+        )
+        held = await connection.execute(select(func.count()).where(quarantine.c.resolved_at.is_(None)))
+        unsent = (
+            await connection.execute(
+                select(func.count(), func.min(outbox.c.created_at)).where(outbox.c.sent_at.is_(None))
+            )
+        ).one()
+        now = await database.now(connection)
+        return LedgerCounts(
+            live_artifacts=live[0],
+            live_chunks=int(live[1]),
+            tainted_artifacts=tainted.scalar_one(),
+            quarantined=held.scalar_one(),
+            unsent_events=unsent[0],
+            oldest_unsent_s=0.0 if unsent[1] is None else max(0.0, (now - unsent[1]) / 1e6),
+        )
+
+
+async def iterate_live(
+    database: Database, after: ArtifactKey | None
+) -> AsyncIterator[tuple[Generation, Sequence[Chunk]]]:
+    """Every live artifact with its chunks, in key order, a page at a time so that no transaction stays open."""
+    while True:
+        async with database.reading() as connection:
+            statement = (
+                select(
+                    artifacts.c.tenant_id,
+                    artifacts.c.artifact_id,
+                    artifacts.c.version,
+                    *DOCUMENT_FIELDS,
+                )
+                .join(documents, documents.c.generation == artifacts.c.live_generation)
+                .order_by(artifacts.c.tenant_id, artifacts.c.artifact_id)
+                .limit(_PAGE)
+            )
+            if after is not None:
+                position = tuple_(artifacts.c.tenant_id, artifacts.c.artifact_id)
+                statement = statement.where(position > tuple_(after.tenant_id, after.artifact_id))
+            page = (await connection.execute(statement)).all()
+            rows = await connection.execute(
+                select(chunks)
+                .where(chunks.c.generation.in_([row.generation for row in page]))
+                .order_by(chunks.c.generation, chunks.c.chunk_index)
+            )
+            by_generation: dict[int, list[Chunk]] = defaultdict(list)
+            for row in rows:
+                by_generation[row.generation].append(
+                    Chunk(row.chunk_index, row.chunk_text, row.token_count, row.char_start, row.char_end)
+                )
+        for row in page:
+            key = key_of(row)
+            yield Generation(row.generation, key, row.version, metadata_of(row)), by_generation[row.generation]
+            after = key
+        if len(page) < _PAGE:
+            return

@@ -1,0 +1,205 @@
+"""Values to rows and back, and the statements that several steps share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+from sqlalchemy import ColumnElement, Insert, Table, and_, or_, select, tuple_
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from dats_common.adapters.sql.tables import artifacts, documents, outbox, quarantine, wildcards
+from dats_common.contracts.topology import EMBEDDING_QUARANTINED
+from dats_common.domain.model import ArtifactKey, Scope, SourceMetadata, Validated
+from dats_common.domain.taint import ArtifactState, Place, QuarantineReason, Tombstone
+
+_T = TypeVar("_T")
+
+# Below SQLite's 32,766 and PostgreSQL's 32,767 bound parameters for every statement here.
+SLICE = 500
+
+_PLAIN_FIELDS = (
+    "project_id",
+    "provenance_id",
+    "task_id",
+    "domain",
+    "doc_type",
+    "verified",
+    "user_id",
+    "title",
+    "language",
+    "source_type",
+    "source_id",
+    "source_uri",
+    "source_updated_at",
+    "extra",
+)
+
+
+def insert(table: Table, connection: AsyncConnection) -> sqlite.Insert | postgresql.Insert:
+    """An INSERT that knows ON CONFLICT in the connection's dialect."""
+    return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
+
+
+def insert_new(table: Table, connection: AsyncConnection) -> Insert:
+    """INSERT ... ON CONFLICT DO NOTHING."""
+    return insert(table, connection).on_conflict_do_nothing()
+
+
+def slices(items: Sequence[_T], size: int = SLICE) -> Iterable[Sequence[_T]]:
+    """Consecutive parts of at most `size`."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def metadata_columns(metadata: SourceMetadata) -> dict[str, Any]:
+    """A document row's columns of the producer's metadata."""
+    plain = {name: getattr(metadata, name) for name in _PLAIN_FIELDS}
+    return {**plain, "scope": metadata.scope.value, "tags": list(metadata.tags)}
+
+
+def metadata_of(row: Any) -> SourceMetadata:
+    """The producer's metadata of a document row."""
+    plain = {name: getattr(row, name) for name in _PLAIN_FIELDS}
+    return SourceMetadata(**plain, scope=Scope(row.scope), tags=tuple(row.tags))
+
+
+def key_of(row: Any) -> ArtifactKey:
+    """The artifact a row belongs to."""
+    return ArtifactKey(row.tenant_id, row.artifact_id)
+
+
+def is_any_of(table: Table, keys: Sequence[ArtifactKey]) -> ColumnElement[bool]:
+    """`(tenant_id, artifact_id) IN keys`."""
+    return tuple_(table.c.tenant_id, table.c.artifact_id).in_([(key.tenant_id, key.artifact_id) for key in keys])
+
+
+def tombstone_of(row: Any) -> Tombstone:
+    """The taint bounds of an artifact or wildcard row."""
+    return Tombstone(at=row.tainted_at, through=row.tainted_through, through_own=row.tainted_through_own)
+
+
+def tombstone_columns(tombstone: Tombstone) -> dict[str, int]:
+    """The reverse of `tombstone_of`."""
+    return {
+        "tainted_at": tombstone.at,
+        "tainted_through": tombstone.through,
+        "tainted_through_own": tombstone.through_own,
+    }
+
+
+def covers(table: Table) -> ColumnElement[bool]:
+    """Whether the taint bounds of `table`'s row reach the version of the artifact row in the same statement."""
+    return or_(
+        and_(artifacts.c.version_own_clock, artifacts.c.version <= table.c.tainted_through_own),
+        and_(~artifacts.c.version_own_clock, artifacts.c.version <= table.c.tainted_through),
+    )
+
+
+def not_covered_by_a_wildcard() -> ColumnElement[bool]:
+    """The guard's second look: a taint without tenant may have missed an artifact row that was being inserted."""
+    missed = select(wildcards.c.artifact_id).where(
+        wildcards.c.artifact_id == artifacts.c.artifact_id, covers(wildcards)
+    )
+    return ~missed.correlate(artifacts).exists()
+
+
+async def lock_states(connection: AsyncConnection, keys: Sequence[ArtifactKey]) -> dict[ArtifactKey, ArtifactState]:
+    """Lock the artifacts' rows, in key order so that no two transactions wait for each other, and read them.
+
+    PostgreSQL reads a locked row again after waiting; the wildcards come in a second statement for the same reason.
+    """
+    states: dict[ArtifactKey, ArtifactState] = {}
+    for part in slices(sorted(keys)):
+        await connection.execute(
+            insert_new(artifacts, connection),
+            [{"tenant_id": key.tenant_id, "artifact_id": key.artifact_id} for key in part],
+        )
+        rows = await connection.execute(
+            select(artifacts)
+            .where(is_any_of(artifacts, part))
+            .order_by(artifacts.c.tenant_id, artifacts.c.artifact_id)
+            .with_for_update()
+        )
+        found = {key_of(row): row for row in rows}
+        by_id = await wildcard_tombstones(connection, [key.artifact_id for key in part])
+        for key, row in found.items():
+            states[key] = ArtifactState(
+                tombstone=tombstone_of(row).merge(by_id.get(key.artifact_id, Tombstone())),
+                version=row.version,
+                live_generation=row.live_generation,
+                content_hash=row.content_hash,
+            )
+    return states
+
+
+async def wildcard_tombstones(connection: AsyncConnection, artifact_ids: Sequence[str]) -> dict[str, Tombstone]:
+    """Taints without tenant that cover these ids."""
+    rows = await connection.execute(select(wildcards).where(wildcards.c.artifact_id.in_(artifact_ids)))
+    return {row.artifact_id: tombstone_of(row) for row in rows}
+
+
+async def enqueue(
+    connection: AsyncConnection, *, event_id: str, routing_key: str, body: Mapping[str, Any], now: int
+) -> None:
+    """Put an event into the outbox, once for each event id."""
+    await connection.execute(
+        insert_new(outbox, connection),
+        [{"event_id": event_id, "routing_key": routing_key, "body": dict(body), "created_at": now}],
+    )
+
+
+async def put_in_quarantine(
+    connection: AsyncConnection, event: Validated, at: Place, reason: QuarantineReason, *, now: int
+) -> None:
+    """Keep an event that cannot be ordered safely: stored whole, invisible, reported."""
+    await connection.execute(
+        insert_new(quarantine, connection),
+        [
+            {
+                "tenant_id": event.key.tenant_id,
+                "artifact_id": event.key.artifact_id,
+                "version": at.ord,
+                "content_hash": event.content_hash,
+                "event_id": event.event_id,
+                "reason": reason.value,
+                "body": event.content,
+                "source_metadata": asdict(event.metadata),
+                "created_at": now,
+            }
+        ],
+    )
+    await enqueue(
+        connection,
+        event_id=f"quarantined:{event.key.tenant_id}:{event.key.document_id}:{at.ord}:{event.content_hash}",
+        routing_key=EMBEDDING_QUARANTINED,
+        body={
+            "artifact_id": event.key.artifact_id,
+            "tenant_id": event.key.tenant_id,
+            "version": at.ord,
+            "reason": reason.value,
+        },
+        now=now,
+    )
+
+
+def document_row(event: Validated, at: Place, *, now: int) -> dict[str, Any]:
+    """The row of a new generation; its number comes from the database."""
+    return {
+        "tenant_id": event.key.tenant_id,
+        "artifact_id": event.key.artifact_id,
+        "document_id": event.key.document_id,
+        "version": at.ord,
+        "own_clock": at.own_clock,
+        "event_id": event.event_id,
+        "source_hash": event.content_hash,
+        "body": event.content,
+        "created_at": now,
+        "updated_at": now,
+        **metadata_columns(event.metadata),
+    }
+
+
+DOCUMENT_FIELDS = [documents.c.generation, *(documents.c[name] for name in (*_PLAIN_FIELDS, "scope", "tags"))]

@@ -1,0 +1,185 @@
+"""T1: the one transaction after whose commit an artifact is invisible everywhere."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from uuid import uuid4
+
+from sqlalchemy import and_, bindparam, case, delete, not_, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from dats_common.adapters.sql.engine import Database
+from dats_common.adapters.sql.rows import (
+    covers,
+    enqueue,
+    insert,
+    insert_new,
+    is_any_of,
+    key_of,
+    metadata_of,
+    put_in_quarantine,
+    slices,
+    tombstone_columns,
+)
+from dats_common.adapters.sql.tables import (
+    artifacts,
+    documents,
+    pending,
+    taint_receipts,
+    wildcards,
+)
+from dats_common.contracts.topology import EMBEDDING_INVALIDATED
+from dats_common.domain.model import ArtifactKey, EventTime, Taint, Validated
+from dats_common.domain.taint import Place, QuarantineReason, Tombstone, place, tombstone
+from dats_common.ports import TaintReceipt
+
+
+async def commit_taint(database: Database, taint: Taint, *, skew_s: float) -> TaintReceipt:
+    """Raise the tombstones, clear what they cover, and queue `embedding.invalidated`, all or nothing."""
+    removed: dict[str, int] = defaultdict(int)
+    ids = sorted(set(taint.artifact_ids))
+    async with database.writing() as connection:
+        at = await _place(database, connection, taint)
+        now = await database.now(connection)
+        stone = tombstone(at.ord, own_clock=at.own_clock, skew_s=skew_s)
+        for part in slices(ids):
+            if taint.tenant_id is None:
+                await _raise_wildcards(connection, part, stone)
+                keys = await _keys_in_every_tenant(connection, part)
+            else:
+                keys = [ArtifactKey(taint.tenant_id, artifact_id) for artifact_id in part]
+                await connection.execute(
+                    insert_new(artifacts, connection),
+                    [{"tenant_id": key.tenant_id, "artifact_id": key.artifact_id} for key in keys],
+                )
+            if keys:
+                await _cover(connection, sorted(keys), stone, removed, now=now)
+        await enqueue(
+            connection,
+            event_id=f"invalidated:{taint.event_id or uuid4()}",
+            routing_key=EMBEDDING_INVALIDATED,
+            body={
+                "artifact_ids": list(taint.artifact_ids),
+                "cascade_id": taint.cascade_id,
+                "chunks_removed": sum(removed.values()),
+                "through": stone.through,
+                **({} if taint.tenant_id is None else {"tenant_id": taint.tenant_id}),
+            },
+            now=now,
+        )
+    return TaintReceipt(through=stone.through, chunks_removed=dict(removed))
+
+
+async def _place(database: Database, connection: AsyncConnection, taint: Taint) -> Place:
+    """A taint without a usable time keeps the place of its first receipt, where its identity tells that it is one."""
+    first = None
+    if taint.event_id is not None:
+        row = await connection.execute(
+            select(taint_receipts.c.placed).where(taint_receipts.c.event_id == taint.event_id)
+        )
+        first = row.scalar_one_or_none()
+    at = place(taint.time, now=await database.now(connection), first_receipt=first)
+    if taint.event_id is not None and first is None:
+        await connection.execute(
+            insert_new(taint_receipts, connection), [{"event_id": taint.event_id, "placed": at.ord}]
+        )
+    return at
+
+
+async def _raise_wildcards(connection: AsyncConnection, artifact_ids: Sequence[str], stone: Tombstone) -> None:
+    statement = insert(wildcards, connection)
+    raised = {
+        name: case((wildcards.c[name] > statement.excluded[name], wildcards.c[name]), else_=statement.excluded[name])
+        for name in tombstone_columns(stone)
+    }
+    await connection.execute(
+        statement.on_conflict_do_update(index_elements=["artifact_id"], set_=raised),
+        [{"artifact_id": artifact_id, **tombstone_columns(stone)} for artifact_id in artifact_ids],
+    )
+
+
+async def _keys_in_every_tenant(connection: AsyncConnection, artifact_ids: Sequence[str]) -> list[ArtifactKey]:
+    rows = await connection.execute(
+        select(artifacts.c.tenant_id, artifacts.c.artifact_id).where(artifacts.c.artifact_id.in_(artifact_ids))
+    )
+    return [key_of(row) for row in rows]
+
+
+async def _cover(
+    connection: AsyncConnection,
+    keys: Sequence[ArtifactKey],
+    stone: Tombstone,
+    removed: dict[str, int],
+    *,
+    now: int,
+) -> None:
+    """Raise the rows' bounds; take away what they now cover, live or pending."""
+    locked = (
+        await connection.execute(
+            select(artifacts)
+            .where(is_any_of(artifacts, keys))
+            .order_by(artifacts.c.tenant_id, artifacts.c.artifact_id)
+            .with_for_update()
+        )
+    ).all()
+    await connection.execute(
+        update(artifacts)
+        .where(artifacts.c.tenant_id == bindparam("b_tenant"), artifacts.c.artifact_id == bindparam("b_artifact"))
+        .values(
+            **{
+                name: case((artifacts.c[name] > value, artifacts.c[name]), else_=value)
+                for name, value in tombstone_columns(stone).items()
+            }
+        ),
+        [{"b_tenant": row.tenant_id, "b_artifact": row.artifact_id} for row in locked],
+    )
+    fallen = [
+        row.live_generation
+        for row in locked
+        if row.live_generation is not None and row.version <= stone.bound(own_clock=row.version_own_clock)
+    ]
+    if fallen:
+        await _count_and_keep(connection, fallen, stone, removed, now=now)
+        await connection.execute(
+            update(artifacts)
+            .where(is_any_of(artifacts, keys), covers(artifacts))
+            .values(live_generation=None, content_hash=None)
+        )
+    await connection.execute(
+        delete(pending).where(
+            is_any_of(pending, keys),
+            or_(
+                and_(pending.c.own_clock, pending.c.version <= stone.through_own),
+                and_(not_(pending.c.own_clock), pending.c.version <= stone.through),
+            ),
+        )
+    )
+
+
+async def _count_and_keep(
+    connection: AsyncConnection,
+    generations: Sequence[int],
+    stone: Tombstone,
+    removed: dict[str, int],
+    *,
+    now: int,
+) -> None:
+    """Count what vanishes. A version newer than the taint itself fell only to the skew: it goes to quarantine, just
+    as it would have if it had arrived after the taint."""
+    rows = await connection.execute(
+        select(documents.c.generation, documents.c.chunk_count, artifacts.c.artifact_id, artifacts.c.version)
+        .join(artifacts, artifacts.c.live_generation == documents.c.generation)
+        .where(documents.c.generation.in_(generations))
+    )
+    within_skew = {}
+    for row in rows:
+        removed[row.artifact_id] += row.chunk_count
+        if row.version > stone.at:
+            within_skew[row.generation] = row.version
+    kept = await connection.execute(select(documents).where(documents.c.generation.in_(within_skew)))
+    for row in kept:
+        version = within_skew[row.generation]
+        event = Validated(key_of(row), row.body, metadata_of(row), EventTime(claimed=version), row.event_id)
+        at = Place(version, own_clock=row.own_clock)
+        await put_in_quarantine(connection, event, at, QuarantineReason.WITHIN_SKEW, now=now)

@@ -1,0 +1,321 @@
+"""The writer's transactions: V1 (admit), chunk rows, V4 (flip), and taking over from another writer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import bindparam, delete, func, select, tuple_, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from dats_common.adapters.sql.engine import Database
+from dats_common.adapters.sql.rows import (
+    document_row,
+    enqueue,
+    insert_new,
+    lock_states,
+    put_in_quarantine,
+    slices,
+)
+from dats_common.adapters.sql.tables import (
+    artifacts,
+    chunks,
+    documents,
+    pending,
+    quarantine,
+    receipts,
+    writer_epoch,
+)
+from dats_common.contracts.topology import EMBEDDING_COMPLETED
+from dats_common.domain.model import NEVER, ArtifactKey, Chunk, Generation, Validated
+from dats_common.domain.taint import ArtifactState, FlipVerdict, Place, Verdict, admit, flip, place
+from dats_common.errors import Fenced
+from dats_common.ports import Admission
+
+
+async def take_over(database: Database) -> int:
+    """Raise the epoch and reclaim what earlier writers left pending."""
+    async with database.writing() as connection:
+        await connection.execute(insert_new(writer_epoch, connection), [{"id": 1, "epoch": 0}])
+        raised = await connection.execute(
+            update(writer_epoch)
+            .where(writer_epoch.c.id == 1)
+            .values(epoch=writer_epoch.c.epoch + 1)
+            .returning(writer_epoch.c.epoch)
+        )
+        epoch = int(raised.scalar_one())
+        await connection.execute(delete(pending).where(pending.c.epoch < epoch))
+        return epoch
+
+
+async def _require_epoch(connection: AsyncConnection, epoch: int) -> None:
+    current = await connection.execute(
+        select(writer_epoch.c.epoch).where(writer_epoch.c.id == 1).with_for_update(read=True)
+    )
+    if current.scalar_one_or_none() != epoch:
+        raise Fenced(f"epoch {epoch} is over: another writer has become active")
+
+
+async def admit_events(database: Database, events: Sequence[Validated], *, epoch: int) -> list[Admission]:
+    """V1 for one event of each of several artifacts."""
+    keys = [event.key for event in events]
+    if len(set(keys)) != len(keys):
+        raise ValueError("one call may hold one event of an artifact: their order matters")
+    async with database.writing() as connection:
+        await _require_epoch(connection, epoch)
+        states = await lock_states(connection, keys)
+        known = await _known_receipts(connection, events)
+        now = await database.now(connection)
+        judged = [_judge(event, states[event.key], known, now=now) for event in events]
+        await connection.execute(
+            insert_new(receipts, connection),
+            [
+                {
+                    "tenant_id": item.event.key.tenant_id,
+                    "artifact_id": item.event.key.artifact_id,
+                    "content_hash": item.event.content_hash,
+                    "claimed": _claimed(item.event),
+                    "placed": item.place.ord,
+                }
+                for item in judged
+            ],
+        )
+        for item in judged:
+            if item.verdict is Verdict.QUARANTINED and item.reason is not None:
+                await put_in_quarantine(connection, item.event, item.place, item.reason, now=now)
+            elif item.verdict is Verdict.UNCHANGED:
+                await _move_version(connection, item, states[item.event.key], now=now)
+        return await _allocate(connection, judged, epoch=epoch, now=now)
+
+
+def _claimed(event: Validated) -> int:
+    return NEVER if event.time.claimed is None else event.time.claimed
+
+
+def _judge(
+    event: Validated, state: ArtifactState, known: Mapping[tuple[ArtifactKey, str], Mapping[int, int]], *, now: int
+) -> Admission:
+    seen = known.get((event.key, event.content_hash), {})
+    # A bare copy of content that came with a time before takes the place of that first receipt too.
+    first = min(seen.values(), default=None) if event.time.claimed is None else seen.get(event.time.claimed)
+    at = place(event.time, now=now, first_receipt=first)
+    verdict, reason = admit(state, at, content_hash=event.content_hash, seen_before=bool(seen))
+    return Admission(event, verdict, at, reason=reason)
+
+
+async def _known_receipts(
+    connection: AsyncConnection, events: Sequence[Validated]
+) -> dict[tuple[ArtifactKey, str], dict[int, int]]:
+    wanted = [(event.key.tenant_id, event.key.artifact_id, event.content_hash) for event in events]
+    columns = tuple_(receipts.c.tenant_id, receipts.c.artifact_id, receipts.c.content_hash)
+    known: dict[tuple[ArtifactKey, str], dict[int, int]] = {}
+    for row in await connection.execute(select(receipts).where(columns.in_(wanted))):
+        places = known.setdefault((ArtifactKey(row.tenant_id, row.artifact_id), row.content_hash), {})
+        places[row.claimed] = row.placed
+    return known
+
+
+async def _move_version(connection: AsyncConnection, item: Admission, state: ArtifactState, *, now: int) -> None:
+    """The live content was approved again under a newer time: it outlives older taints and versions from here on."""
+    key = item.event.key
+    await connection.execute(
+        update(artifacts)
+        .where(artifacts.c.tenant_id == key.tenant_id, artifacts.c.artifact_id == key.artifact_id)
+        .values(version=item.place.ord, version_own_clock=item.place.own_clock)
+    )
+    counted = await connection.execute(
+        select(documents.c.chunk_count).where(documents.c.generation == state.live_generation)
+    )
+    await _announce_completed(
+        connection, key, item.place, state.live_generation or 0, counted.scalar_one(), status="unchanged", now=now
+    )
+
+
+async def _announce_completed(
+    connection: AsyncConnection,
+    key: ArtifactKey,
+    at: Place,
+    generation: int,
+    chunk_count: int,
+    *,
+    status: str,
+    now: int,
+) -> None:
+    await enqueue(
+        connection,
+        event_id=f"completed:{key.document_id}:{at.ord}:{generation}",
+        routing_key=EMBEDDING_COMPLETED,
+        body={
+            "artifact_id": key.artifact_id,
+            "tenant_id": key.tenant_id,
+            "chunks": chunk_count,
+            "status": status,
+            "version": at.ord,
+            "generation": generation,
+        },
+        now=now,
+    )
+
+
+async def _allocate(
+    connection: AsyncConnection, judged: Sequence[Admission], *, epoch: int, now: int
+) -> list[Admission]:
+    """A generation and its pending row for every event that is to be embedded."""
+    embed = [item for item in judged if item.verdict is Verdict.EMBED]
+    if not embed:
+        return list(judged)
+    inserted = await connection.execute(
+        documents.insert().returning(documents.c.generation, sort_by_parameter_order=True),
+        [document_row(item.event, item.place, now=now) for item in embed],
+    )
+    generations = {
+        item.event.key: Generation(number, item.event.key, item.place.ord, item.event.metadata)
+        for item, number in zip(embed, inserted.scalars(), strict=True)
+    }
+    await connection.execute(
+        pending.insert(),
+        [
+            {
+                "generation": generations[item.event.key].number,
+                "tenant_id": item.event.key.tenant_id,
+                "artifact_id": item.event.key.artifact_id,
+                "version": item.place.ord,
+                "own_clock": item.place.own_clock,
+                "epoch": epoch,
+            }
+            for item in embed
+        ],
+    )
+    return [
+        Admission(item.event, item.verdict, item.place, generations.get(item.event.key), item.reason) for item in judged
+    ]
+
+
+async def write_chunk_rows(
+    database: Database, generation: Generation, rows: Sequence[Chunk], *, embedding_model: str
+) -> None:
+    """V3, the ledger's half: the text of a pending generation."""
+    metadata = generation.metadata
+    shared: dict[str, Any] = {
+        "generation": generation.number,
+        "document_id": generation.key.document_id,
+        "tenant_id": generation.key.tenant_id,
+        "user_id": metadata.user_id,
+        "project_id": metadata.project_id,
+        "scope": metadata.scope.value,
+        "embedding_model": embedding_model,
+    }
+    async with database.writing() as connection:
+        shared["created_at"] = await database.now(connection)
+        for part in slices(rows):
+            await connection.execute(
+                insert_new(chunks, connection),
+                [
+                    {
+                        **shared,
+                        "chunk_index": chunk.index,
+                        "chunk_text": chunk.text,
+                        "chunk_hash": chunk.chunk_hash,
+                        "token_count": chunk.token_count,
+                        "char_start": chunk.char_start,
+                        "char_end": chunk.char_end,
+                    }
+                    for chunk in part
+                ],
+            )
+        await connection.execute(
+            update(documents)
+            .where(documents.c.generation == generation.number)
+            .values(
+                chunk_count=len(rows),
+                token_count=sum(chunk.token_count for chunk in rows),
+                embedding_model=embedding_model,
+            )
+        )
+
+
+async def flip_generations(database: Database, admissions: Sequence[Admission], *, epoch: int) -> list[FlipVerdict]:
+    """V4: from the commit of this transaction on, readers see the new generations."""
+    generations = [_generation(item).number for item in admissions]
+    async with database.writing() as connection:
+        await _require_epoch(connection, epoch)
+        states = await lock_states(connection, [item.event.key for item in admissions])
+        taken = await connection.execute(
+            delete(pending).where(pending.c.generation.in_(generations)).returning(pending.c.generation)
+        )
+        had_pending = set(taken.scalars())
+        now = await database.now(connection)
+        verdicts = []
+        for item in admissions:
+            verdict, reason = flip(
+                states[item.event.key],
+                item.place,
+                content_hash=item.event.content_hash,
+                pending=_generation(item).number in had_pending,
+            )
+            if reason is not None:
+                await put_in_quarantine(connection, item.event, item.place, reason, now=now)
+            verdicts.append(verdict)
+        live = [item for item, verdict in zip(admissions, verdicts, strict=True) if verdict is FlipVerdict.LIVE]
+        if live:
+            await _make_live(connection, live, now=now)
+        return verdicts
+
+
+def _generation(item: Admission) -> Generation:
+    if item.generation is None:
+        raise ValueError("only events admitted with the verdict EMBED have a generation to flip")
+    return item.generation
+
+
+async def _make_live(connection: AsyncConnection, live: Sequence[Admission], *, now: int) -> None:
+    await connection.execute(
+        update(artifacts)
+        .where(artifacts.c.tenant_id == bindparam("b_tenant"), artifacts.c.artifact_id == bindparam("b_artifact"))
+        .values(
+            live_generation=bindparam("b_generation"),
+            version=bindparam("b_version"),
+            version_own_clock=bindparam("b_own"),
+            content_hash=bindparam("b_hash"),
+        ),
+        [
+            {
+                "b_tenant": item.event.key.tenant_id,
+                "b_artifact": item.event.key.artifact_id,
+                "b_generation": _generation(item).number,
+                "b_version": item.place.ord,
+                "b_own": item.place.own_clock,
+                "b_hash": item.event.content_hash,
+            }
+            for item in live
+        ],
+    )
+    await connection.execute(
+        update(quarantine)
+        .where(
+            quarantine.c.tenant_id == bindparam("b_tenant"),
+            quarantine.c.artifact_id == bindparam("b_artifact"),
+            quarantine.c.version <= bindparam("b_version"),
+            quarantine.c.resolved_at.is_(None),
+        )
+        .values(resolved_at=now),
+        [
+            {
+                "b_tenant": item.event.key.tenant_id,
+                "b_artifact": item.event.key.artifact_id,
+                "b_version": item.place.ord,
+            }
+            for item in live
+        ],
+    )
+    rows = await connection.execute(
+        select(chunks.c.generation, func.count().label("chunk_count"))
+        .where(chunks.c.generation.in_([_generation(item).number for item in live]))
+        .group_by(chunks.c.generation)
+    )
+    counts = {row.generation: row.chunk_count for row in rows}
+    for item in live:
+        number = _generation(item).number
+        await _announce_completed(
+            connection, item.event.key, item.place, number, counts.get(number, 0), status="indexed", now=now
+        )
