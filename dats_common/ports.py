@@ -204,6 +204,8 @@ class Admission:
     place: Place
     generation: Generation | None = None
     reason: QuarantineReason | None = None
+    replaces: bool = False
+    """Whether the artifact had a history, so that points of an older generation may be left to sweep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,10 +215,12 @@ class TaintReceipt:
     Attributes:
         through: ORD up to which versions from a foreign clock are covered.
         chunks_removed: chunks that were visible before, per artifact id, summed over tenants.
+        fallen: the artifacts that were visible before; their points are to be swept.
     """
 
     through: int
     chunks_removed: Mapping[str, int]
+    fallen: tuple[ArtifactKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +307,9 @@ class Ledger(Protocol):
     async def flip(self, admissions: Sequence[Admission], *, epoch: int) -> list[FlipVerdict]:
         """V4: make generations visible, each judged under its row's lock. Raises: Fenced; LedgerUnavailable."""
 
+    async def abandon(self, generations: Sequence[int]) -> None:
+        """Give up pending generations whose points could not be stored, so that the sweep may take them."""
+
     # -- any process
     async def taint(self, taint: Taint, *, skew_s: float) -> TaintReceipt:
         """T1: one transaction; invisible everywhere from its commit."""
@@ -310,14 +317,14 @@ class Ledger(Protocol):
     async def relay(self, publish: Publish, *, limit: int) -> int:
         """Publish unsent outbox events in order and mark them sent. Returns how many. Raises: BrokerUnavailable."""
 
-    async def announce(self, event_id: str, routing_key: str, body: Mapping[str, Any]) -> None:
-        """Put one more event into the outbox (once for each event id)."""
+    async def announce(self, envelope: Mapping[str, Any]) -> None:
+        """Put one more event into the outbox (once for each envelope id)."""
 
     async def kept(self, keys: Sequence[ArtifactKey]) -> dict[ArtifactKey, set[int]]:
         """Generations that are live or pending; read AFTER the index's list, or a sweep could delete a newer one."""
 
-    async def forget(self, keys: Sequence[ArtifactKey]) -> None:
-        """Drop chunk rows of generations that are neither live nor pending."""
+    async def forget(self, keys: Sequence[ArtifactKey] | None = None) -> None:
+        """Drop chunk rows of generations that are neither live nor pending; of all artifacts without `keys`."""
 
     async def beat(self, heartbeat: Heartbeat) -> None:
         """Record the writer's state."""

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sqlalchemy import and_, delete, exists, select, update
+from sqlalchemy import Select, delete, exists, select, update
 
 from dats_common.adapters.sql.engine import Database, open_database, unix_microseconds
 from dats_common.adapters.sql.reading import (
@@ -21,7 +21,13 @@ from dats_common.adapters.sql.reading import (
 from dats_common.adapters.sql.rows import enqueue, insert, is_any_of, key_of, slices
 from dats_common.adapters.sql.tables import artifacts, chunks, documents, outbox, pending, writers
 from dats_common.adapters.sql.tainting import commit_taint
-from dats_common.adapters.sql.writing import admit_events, flip_generations, take_over, write_chunk_rows
+from dats_common.adapters.sql.writing import (
+    abandon_generations,
+    admit_events,
+    flip_generations,
+    take_over,
+    write_chunk_rows,
+)
 from dats_common.domain.access import Principal
 from dats_common.domain.model import ArtifactKey, Chunk, ChunkRef, Generation, Taint, Validated
 from dats_common.domain.taint import FlipVerdict
@@ -72,13 +78,15 @@ class SqlLedger:
     async def flip(self, admissions: Sequence[Admission], *, epoch: int) -> list[FlipVerdict]:
         return await flip_generations(self._database, admissions, epoch=epoch)
 
+    async def abandon(self, generations: Sequence[int]) -> None:
+        await abandon_generations(self._database, generations)
+
     async def taint(self, taint: Taint, *, skew_s: float) -> TaintReceipt:
         return await commit_taint(self._database, taint, skew_s=skew_s)
 
-    async def announce(self, event_id: str, routing_key: str, body: Mapping[str, Any]) -> None:
+    async def announce(self, envelope: Mapping[str, Any]) -> None:
         async with self._database.writing() as connection:
-            now = await self._database.now(connection)
-            await enqueue(connection, event_id=event_id, routing_key=routing_key, body=body, now=now)
+            await enqueue(connection, [envelope], now=await self._database.now(connection))
 
     async def relay(self, publish: Publish, *, limit: int) -> int:
         events = await self._claim(limit)
@@ -143,27 +151,22 @@ class SqlLedger:
                     keep[key_of(row)].add(row.generation)
         return dict(keep)
 
-    async def forget(self, keys: Sequence[ArtifactKey]) -> None:
-        for part in slices(list(keys)):
+    async def forget(self, keys: Sequence[ArtifactKey] | None = None) -> None:
+        for part in slices(list(keys)) if keys is not None else [None]:
             async with self._database.writing() as connection:
-                dead = select(documents.c.generation).where(
-                    is_any_of(documents, part),
-                    ~exists().where(pending.c.generation == documents.c.generation),
-                    ~exists().where(artifacts.c.live_generation == documents.c.generation),
+                await connection.execute(
+                    delete(chunks).where(chunks.c.generation.in_(_terminal(part).scalar_subquery()))
                 )
-                await connection.execute(delete(chunks).where(chunks.c.generation.in_(dead.scalar_subquery())))
                 # The source of what a taint took away stays for audit and un-tainting; superseded sources go.
                 replaced = exists().where(
-                    and_(
-                        artifacts.c.tenant_id == documents.c.tenant_id,
-                        artifacts.c.artifact_id == documents.c.artifact_id,
-                        artifacts.c.version > documents.c.version,
-                        artifacts.c.live_generation.is_not(None),
-                    )
+                    artifacts.c.tenant_id == documents.c.tenant_id,
+                    artifacts.c.artifact_id == documents.c.artifact_id,
+                    artifacts.c.version >= documents.c.version,
+                    artifacts.c.live_generation.is_not(None),
                 )
                 await connection.execute(
                     delete(documents).where(
-                        documents.c.generation.in_(dead.where(replaced.correlate(documents)).scalar_subquery())
+                        documents.c.generation.in_(_terminal(part).where(replaced).scalar_subquery())
                     )
                 )
 
@@ -207,3 +210,12 @@ class SqlLedger:
     async def ping(self) -> None:
         async with self._database.reading() as connection:
             await connection.execute(select(1))
+
+
+def _terminal(keys: Sequence[ArtifactKey] | None) -> Select[int]:
+    """Generations that are neither live nor pending: they never come back."""
+    statement = select(documents.c.generation).where(
+        ~exists().where(pending.c.generation == documents.c.generation),
+        ~exists().where(artifacts.c.live_generation == documents.c.generation),
+    )
+    return statement if keys is None else statement.where(is_any_of(documents, keys))

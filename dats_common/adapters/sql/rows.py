@@ -11,7 +11,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from dats_common.adapters.sql.tables import artifacts, documents, outbox, quarantine, wildcards
-from dats_common.contracts.topology import EMBEDDING_QUARANTINED
+from dats_common.contracts.events import build_quarantined
 from dats_common.domain.model import ArtifactKey, Scope, SourceMetadata, Validated
 from dats_common.domain.taint import ArtifactState, Place, QuarantineReason, Tombstone
 
@@ -141,14 +141,16 @@ async def wildcard_tombstones(connection: AsyncConnection, artifact_ids: Sequenc
     return {row.artifact_id: tombstone_of(row) for row in rows}
 
 
-async def enqueue(
-    connection: AsyncConnection, *, event_id: str, routing_key: str, body: Mapping[str, Any], now: int
-) -> None:
-    """Put an event into the outbox, once for each event id."""
-    await connection.execute(
-        insert_new(outbox, connection),
-        [{"event_id": event_id, "routing_key": routing_key, "body": dict(body), "created_at": now}],
-    )
+async def enqueue(connection: AsyncConnection, envelopes: Sequence[Mapping[str, Any]], *, now: int) -> None:
+    """Put events into the outbox, once for each event id."""
+    if envelopes:
+        await connection.execute(
+            insert_new(outbox, connection),
+            [
+                {"event_id": event["id"], "routing_key": event["type"], "body": dict(event), "created_at": now}
+                for event in envelopes
+            ],
+        )
 
 
 async def put_in_quarantine(
@@ -171,18 +173,14 @@ async def put_in_quarantine(
             }
         ],
     )
-    await enqueue(
-        connection,
-        event_id=f"quarantined:{event.key.tenant_id}:{event.key.document_id}:{at.ord}:{event.content_hash}",
-        routing_key=EMBEDDING_QUARANTINED,
-        body={
-            "artifact_id": event.key.artifact_id,
-            "tenant_id": event.key.tenant_id,
-            "version": at.ord,
-            "reason": reason.value,
-        },
-        now=now,
+    report = build_quarantined(
+        event_id=f"quarantined:{event.key.document_id}:{at.ord}:{event.content_hash}",
+        at=now,
+        key=event.key,
+        version=at.ord,
+        reason=reason.value,
     )
+    await enqueue(connection, [report], now=now)
 
 
 def document_row(event: Validated, at: Place, *, now: int) -> dict[str, Any]:

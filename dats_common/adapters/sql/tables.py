@@ -152,7 +152,7 @@ receipts = Table(
 taint_receipts = Table(
     "rag_taint_receipts",
     metadata,
-    Column("event_id", String(600), primary_key=True),
+    Column("identity", String(64), primary_key=True),
     Column("placed", BigInteger, nullable=False),
 )
 

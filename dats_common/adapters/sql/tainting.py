@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 from uuid import uuid4
@@ -29,7 +31,7 @@ from dats_common.adapters.sql.tables import (
     taint_receipts,
     wildcards,
 )
-from dats_common.contracts.topology import EMBEDDING_INVALIDATED
+from dats_common.contracts.events import build_invalidated
 from dats_common.domain.model import ArtifactKey, EventTime, Taint, Validated
 from dats_common.domain.taint import Place, QuarantineReason, Tombstone, place, tombstone
 from dats_common.ports import TaintReceipt
@@ -38,9 +40,11 @@ from dats_common.ports import TaintReceipt
 async def commit_taint(database: Database, taint: Taint, *, skew_s: float) -> TaintReceipt:
     """Raise the tombstones, clear what they cover, and queue `embedding.invalidated`, all or nothing."""
     removed: dict[str, int] = defaultdict(int)
+    fallen: list[ArtifactKey] = []
     ids = sorted(set(taint.artifact_ids))
     async with database.writing() as connection:
-        at = await _place(database, connection, taint)
+        identity = _identity(taint)
+        at = await _place(database, connection, taint, identity)
         now = await database.now(connection)
         stone = tombstone(at.ord, own_clock=at.own_clock, skew_s=skew_s)
         for part in slices(ids):
@@ -54,36 +58,37 @@ async def commit_taint(database: Database, taint: Taint, *, skew_s: float) -> Ta
                     [{"tenant_id": key.tenant_id, "artifact_id": key.artifact_id} for key in keys],
                 )
             if keys:
-                await _cover(connection, sorted(keys), stone, removed, now=now)
-        await enqueue(
-            connection,
-            event_id=f"invalidated:{taint.event_id or uuid4()}",
-            routing_key=EMBEDDING_INVALIDATED,
-            body={
-                "artifact_ids": list(taint.artifact_ids),
-                "cascade_id": taint.cascade_id,
-                "chunks_removed": sum(removed.values()),
-                "through": stone.through,
-                **({} if taint.tenant_id is None else {"tenant_id": taint.tenant_id}),
-            },
-            now=now,
+                fallen += await _cover(connection, sorted(keys), stone, removed, now=now)
+        invalidated = build_invalidated(
+            event_id=f"invalidated:{identity or uuid4()}",
+            at=now,
+            artifact_ids=taint.artifact_ids,
+            cascade_id=taint.cascade_id,
+            chunks_removed=sum(removed.values()),
+            through=stone.through,
         )
-    return TaintReceipt(through=stone.through, chunks_removed=dict(removed))
+        await enqueue(connection, [invalidated], now=now)
+    return TaintReceipt(through=stone.through, chunks_removed=dict(removed), fallen=tuple(fallen))
 
 
-async def _place(database: Database, connection: AsyncConnection, taint: Taint) -> Place:
+def _identity(taint: Taint) -> str | None:
+    """Tells a copy of this taint from another one. The ids are part of it: a publisher that reuses a message id must
+    not have its second taint taken for a copy of the first."""
+    if taint.event_id is None:
+        return None
+    named = json.dumps([taint.event_id, taint.tenant_id, sorted(taint.artifact_ids)])
+    return hashlib.sha256(named.encode()).hexdigest()
+
+
+async def _place(database: Database, connection: AsyncConnection, taint: Taint, identity: str | None) -> Place:
     """A taint without a usable time keeps the place of its first receipt, where its identity tells that it is one."""
     first = None
-    if taint.event_id is not None:
-        row = await connection.execute(
-            select(taint_receipts.c.placed).where(taint_receipts.c.event_id == taint.event_id)
-        )
+    if identity is not None:
+        row = await connection.execute(select(taint_receipts.c.placed).where(taint_receipts.c.identity == identity))
         first = row.scalar_one_or_none()
     at = place(taint.time, now=await database.now(connection), first_receipt=first)
-    if taint.event_id is not None and first is None:
-        await connection.execute(
-            insert_new(taint_receipts, connection), [{"event_id": taint.event_id, "placed": at.ord}]
-        )
+    if identity is not None and first is None:
+        await connection.execute(insert_new(taint_receipts, connection), [{"identity": identity, "placed": at.ord}])
     return at
 
 
@@ -113,8 +118,8 @@ async def _cover(
     removed: dict[str, int],
     *,
     now: int,
-) -> None:
-    """Raise the rows' bounds; take away what they now cover, live or pending."""
+) -> list[ArtifactKey]:
+    """Raise the rows' bounds; take away what they now cover, live or pending. Returns what was live."""
     locked = (
         await connection.execute(
             select(artifacts)
@@ -135,12 +140,12 @@ async def _cover(
         [{"b_tenant": row.tenant_id, "b_artifact": row.artifact_id} for row in locked],
     )
     fallen = [
-        row.live_generation
+        row
         for row in locked
         if row.live_generation is not None and row.version <= stone.bound(own_clock=row.version_own_clock)
     ]
     if fallen:
-        await _count_and_keep(connection, fallen, stone, removed, now=now)
+        await _count_and_keep(connection, [row.live_generation for row in fallen], stone, removed, now=now)
         await connection.execute(
             update(artifacts)
             .where(is_any_of(artifacts, keys), covers(artifacts))
@@ -155,6 +160,7 @@ async def _cover(
             ),
         )
     )
+    return [key_of(row) for row in fallen]
 
 
 async def _count_and_keep(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 from sqlalchemy import bindparam, delete, func, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -26,7 +27,7 @@ from dats_common.adapters.sql.tables import (
     receipts,
     writer_epoch,
 )
-from dats_common.contracts.topology import EMBEDDING_COMPLETED
+from dats_common.contracts.events import build_completed
 from dats_common.domain.model import NEVER, ArtifactKey, Chunk, Generation, Validated
 from dats_common.domain.taint import ArtifactState, FlipVerdict, Place, Verdict, admit, flip, place
 from dats_common.errors import Fenced
@@ -100,7 +101,7 @@ def _judge(
     first = min(seen.values(), default=None) if event.time.claimed is None else seen.get(event.time.claimed)
     at = place(event.time, now=now, first_receipt=first)
     verdict, reason = admit(state, at, content_hash=event.content_hash, seen_before=bool(seen))
-    return Admission(event, verdict, at, reason=reason)
+    return Admission(event, verdict, at, reason=reason, replaces=state.version > NEVER)
 
 
 async def _known_receipts(
@@ -126,34 +127,23 @@ async def _move_version(connection: AsyncConnection, item: Admission, state: Art
     counted = await connection.execute(
         select(documents.c.chunk_count).where(documents.c.generation == state.live_generation)
     )
-    await _announce_completed(
-        connection, key, item.place, state.live_generation or 0, counted.scalar_one(), status="unchanged", now=now
+    moved = _completed(
+        key, item.place, state.live_generation or 0, chunks=counted.scalar_one(), status="unchanged", now=now
     )
+    await enqueue(connection, [moved], now=now)
 
 
-async def _announce_completed(
-    connection: AsyncConnection,
-    key: ArtifactKey,
-    at: Place,
-    generation: int,
-    chunk_count: int,
-    *,
-    status: str,
-    now: int,
-) -> None:
-    await enqueue(
-        connection,
+def _completed(
+    key: ArtifactKey, at: Place, generation: int, *, chunks: int, status: Literal["indexed", "unchanged"], now: int
+) -> dict[str, Any]:
+    return build_completed(
         event_id=f"completed:{key.document_id}:{at.ord}:{generation}",
-        routing_key=EMBEDDING_COMPLETED,
-        body={
-            "artifact_id": key.artifact_id,
-            "tenant_id": key.tenant_id,
-            "chunks": chunk_count,
-            "status": status,
-            "version": at.ord,
-            "generation": generation,
-        },
-        now=now,
+        at=now,
+        artifact_id=key.artifact_id,
+        chunks=chunks,
+        version=at.ord,
+        generation=generation,
+        status=status,
     )
 
 
@@ -186,9 +176,7 @@ async def _allocate(
             for item in embed
         ],
     )
-    return [
-        Admission(item.event, item.verdict, item.place, generations.get(item.event.key), item.reason) for item in judged
-    ]
+    return [replace(item, generation=generations.get(item.event.key)) for item in judged]
 
 
 async def write_chunk_rows(
@@ -232,6 +220,12 @@ async def write_chunk_rows(
                 embedding_model=embedding_model,
             )
         )
+
+
+async def abandon_generations(database: Database, generations: Sequence[int]) -> None:
+    """Take away the pending rows that protect generations which will never be flipped."""
+    async with database.writing() as connection:
+        await connection.execute(delete(pending).where(pending.c.generation.in_(generations)))
 
 
 async def flip_generations(database: Database, admissions: Sequence[Admission], *, epoch: int) -> list[FlipVerdict]:
@@ -314,8 +308,15 @@ async def _make_live(connection: AsyncConnection, live: Sequence[Admission], *, 
         .group_by(chunks.c.generation)
     )
     counts = {row.generation: row.chunk_count for row in rows}
-    for item in live:
-        number = _generation(item).number
-        await _announce_completed(
-            connection, item.event.key, item.place, number, counts.get(number, 0), status="indexed", now=now
+    announced = [
+        _completed(
+            item.event.key,
+            item.place,
+            _generation(item).number,
+            chunks=counts.get(_generation(item).number, 0),
+            status="indexed",
+            now=now,
         )
+        for item in live
+    ]
+    await enqueue(connection, announced, now=now)

@@ -167,9 +167,9 @@ def upgrade() -> None:
     )
     op.create_table(
         "rag_taint_receipts",
-        sa.Column("event_id", sa.String(length=600), nullable=False),
+        sa.Column("identity", sa.String(length=64), nullable=False),
         sa.Column("placed", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("event_id", name=op.f("pk_rag_taint_receipts")),
+        sa.PrimaryKeyConstraint("identity", name=op.f("pk_rag_taint_receipts")),
     )
     op.create_table(
         "rag_users",

@@ -1,0 +1,52 @@
+"""How a delivery ends: a pure decision that the consumer's loop acts on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dats_common.errors import Fenced, Refused
+
+# Short enough for a hiccup, long enough for a restart; the broker keeps one waiting queue for each step.
+RETRY_LADDER_S = (1.0, 5.0, 30.0)
+OUTAGE_PAUSE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Again later, counted."""
+
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """Again, not counted, after the consumer has paused."""
+
+    pause_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """Never again by itself; an operator reads the reason."""
+
+    reason: str
+
+
+Settlement = Retry | GiveBack | DeadLetter
+
+
+def settle(error: BaseException, *, attempt: int, retry_attempts: int, outage: bool) -> Settlement:
+    """What to do with a delivery whose handling raised `error`.
+
+    Args:
+        attempt: 1 for the first try.
+        retry_attempts: tries beyond the first before it is dead-lettered.
+        outage: something every message needs is away; then no message is to blame and none may be given up.
+    """
+    if isinstance(error, Refused):
+        return DeadLetter(str(error))
+    if isinstance(error, Fenced) or outage:
+        return GiveBack(OUTAGE_PAUSE_S)
+    if attempt <= retry_attempts:
+        return Retry(RETRY_LADDER_S[min(attempt, len(RETRY_LADDER_S)) - 1])
+    return DeadLetter(f"gave up after {attempt} attempts: {type(error).__name__}: {error}"[:500])

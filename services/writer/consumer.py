@@ -1,0 +1,219 @@
+"""The writer's loops: take deliveries, have them handled, settle each one. Acknowledging always comes last."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+from uuid import uuid4
+
+from dats_common.contracts.events import build_failed
+from dats_common.contracts.routing import REASON_MAX_CHARS
+from dats_common.contracts.topology import COMMANDS_QUEUE, TAINTS_QUEUE, VALIDATED_QUEUE
+from dats_common.domain.settlement import OUTAGE_PAUSE_S, DeadLetter, GiveBack, Retry, Settlement, settle
+from dats_common.errors import BrokerUnavailable, Fenced, Unavailable
+from dats_common.ports import Bus, Delivery, Ledger, Subscription
+from services.writer.handlers import EventHandlers, Handled
+from services.writer.leadership import Leadership
+from services.writer.progress import Progress
+from services.writer.relay import Relay
+from services.writer.sweep import Sweeper
+
+
+class Observer(Protocol):
+    """What telemetry wants to hear; the loops do not care who listens."""
+
+    def embedded(self, handled: Handled, *, seconds: float) -> None:
+        """A validated event or command ended."""
+
+    def tainted(self, *, chunks: int) -> None:
+        """A taint was committed; so many chunks were visible before."""
+
+    def settled(self, queue: str, settlement: str, *, reason: str = "") -> None:
+        """A delivery was retried, given back or dead-lettered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of the loops."""
+
+    batch_size: int
+    linger_s: float
+    prefetch: int
+    retry_attempts: int
+    concurrent_batches: int = 2  # one is stored while the next is encoded
+
+
+class Consumer:
+    """Runs the three queues until stopped; what is in hand is finished first."""
+
+    def __init__(
+        self,
+        *,
+        bus: Bus,
+        ledger: Ledger,
+        handlers: EventHandlers,
+        leadership: Leadership,
+        relay: Relay,
+        sweeper: Sweeper,
+        progress: Progress,
+        observer: Observer,
+        healthy: Callable[[], Awaitable[bool]],
+        limits: Limits,
+    ) -> None:
+        self._bus = bus
+        self._ledger = ledger
+        self._handlers = handlers
+        self._leadership = leadership
+        self._relay = relay
+        self._sweeper = sweeper
+        self._progress = progress
+        self._observer = observer
+        self._healthy = healthy
+        self._limits = limits
+        self._subscriptions: list[Subscription] = []
+        self.processing = 0
+
+    async def run(self) -> None:
+        """Consume until `stop`. Returns when everything that was handed out has been settled."""
+        async with (
+            self._bus.subscribe(VALIDATED_QUEUE, prefetch=self._limits.prefetch) as validated,
+            self._bus.subscribe(COMMANDS_QUEUE, prefetch=self._limits.prefetch) as commands,
+            self._bus.subscribe(TAINTS_QUEUE, prefetch=self._limits.prefetch) as taints,
+        ):
+            self._subscriptions = [validated, commands, taints]
+            async with asyncio.TaskGroup() as loops:
+                for number in range(self._limits.concurrent_batches):
+                    loops.create_task(self._embed_loop(validated, VALIDATED_QUEUE), name=f"validated-{number}")
+                loops.create_task(self._command_loop(commands), name="commands")
+                loops.create_task(self._taint_loop(taints), name="taints")
+
+    async def stop(self) -> None:
+        """Take no more; give back what only waits in the local buffer."""
+        for subscription in self._subscriptions:
+            await subscription.stop()
+
+    # -------------------------------------------------------------------------------------- validated and commands
+
+    async def _embed_loop(self, subscription: Subscription, queue: str) -> None:
+        while batch := await subscription.batch(max_items=self._limits.batch_size, max_wait_s=self._limits.linger_s):
+            await self._embed(subscription, queue, batch)
+
+    async def _command_loop(self, subscription: Subscription) -> None:
+        while batch := await subscription.batch(max_items=self._limits.batch_size, max_wait_s=self._limits.linger_s):
+            if self._leadership.is_active:
+                await self._embed(subscription, COMMANDS_QUEUE, batch)
+                continue
+            # This queue's single consumer may be another process than the active writer. Two of them raising the
+            # epoch against each other would never end, so the work goes to where the active writer is.
+            for delivery in batch:
+                await self._hand_over(subscription, delivery)
+
+    async def _hand_over(self, subscription: Subscription, delivery: Delivery) -> None:
+        try:
+            await subscription.hand_over(delivery, queue=VALIDATED_QUEUE)
+        except BrokerUnavailable:
+            await subscription.give_back(delivery)
+
+    async def _embed(self, subscription: Subscription, queue: str, batch: Sequence[Delivery]) -> None:
+        started = asyncio.get_running_loop().time()
+        self.processing += len(batch)
+        try:
+            with self._progress.working():
+                handled = await self._handle(batch)
+                await self._relay_quietly()
+                for item in handled:
+                    seconds = asyncio.get_running_loop().time() - started
+                    self._observer.embedded(item, seconds=seconds)
+                    await self._settle(subscription, queue, item)
+        finally:
+            self.processing -= len(batch)
+
+    async def _handle(self, batch: Sequence[Delivery]) -> list[Handled]:
+        try:
+            return await self._handlers.handle_task_validated(batch)
+        except Exception as error:
+            nobody_to_blame = isinstance(error, Fenced) or await self._is_outage(error)
+            if nobody_to_blame or len(batch) == 1:
+                return [Handled(delivery, error=error) for delivery in batch]
+        # One of them breaks the batch: apart, only that one fails.
+        return [item for delivery in batch for item in await self._handle([delivery])]
+
+    async def _is_outage(self, error: Exception) -> bool:
+        return isinstance(error, Unavailable) and not await self._healthy()
+
+    async def _settle(self, subscription: Subscription, queue: str, item: Handled) -> None:
+        if item.error is None:
+            await subscription.ack(item.delivery)
+            return
+        decision = settle(
+            item.error,
+            attempt=item.delivery.attempt,
+            retry_attempts=self._limits.retry_attempts,
+            outage=await self._is_outage(item.error),
+        )
+        await self._act(subscription, queue, item, decision)
+
+    async def _act(self, subscription: Subscription, queue: str, item: Handled, decision: Settlement) -> None:
+        self._observer.settled(queue, type(decision).__name__, reason=str(item.error))
+        try:
+            match decision:
+                case Retry(delay_s):
+                    await subscription.retry(item.delivery, delay_s=delay_s)
+                case GiveBack(pause_s):
+                    await asyncio.sleep(pause_s)
+                    await subscription.give_back(item.delivery)
+                case DeadLetter(reason):
+                    await self._dead_letter(subscription, item, reason)
+        except Unavailable:
+            await asyncio.sleep(OUTAGE_PAUSE_S)
+            await subscription.give_back(item.delivery)  # the broker could not take the copy: keep the original
+
+    async def _dead_letter(self, subscription: Subscription, item: Handled, reason: str) -> None:
+        report = build_failed(
+            event_id=f"failed:{item.event.event_id if item.event else item.delivery.message_id or uuid4()}",
+            at=await self._ledger.now(),
+            artifact_id=item.event.key.artifact_id if item.event else None,
+            tenant_id=item.event.key.tenant_id if item.event else None,
+            reason=reason,
+            attempts=item.delivery.attempt,
+        )
+        await self._ledger.announce(report)
+        await subscription.dead_letter(item.delivery, reason=reason)
+        await self._relay_quietly()
+
+    # ------------------------------------------------------------------------------------------------------ taints
+
+    async def _taint_loop(self, subscription: Subscription) -> None:
+        while batch := await subscription.batch(max_items=1, max_wait_s=0.0):
+            for delivery in batch:
+                await self._taint(subscription, delivery)
+
+    async def _taint(self, subscription: Subscription, delivery: Delivery) -> None:
+        try:
+            handled = await self._handlers.handle_artifact_tainted(delivery)
+        except Exception as error:
+            # Never given up for whatever goes wrong on our side: only what cannot be read becomes a dead letter.
+            decision = settle(error, attempt=1, retry_attempts=1, outage=await self._is_outage(error))
+            await self._act(subscription, TAINTS_QUEUE, Handled(delivery, error=error), decision)
+            return
+        receipt = handled.receipt
+        self._observer.tainted(chunks=sum(receipt.chunks_removed.values()))
+        await self._relay_quietly()
+        if handled.rejected:
+            decision = DeadLetter("; ".join(handled.rejected)[:REASON_MAX_CHARS])
+            await self._act(subscription, TAINTS_QUEUE, Handled(delivery), decision)
+        else:
+            await subscription.ack(delivery)
+        try:
+            await self._sweeper.sweep(receipt.fallen)
+        except Unavailable:
+            return  # invisible already; the periodic sweep removes the points once the index is back
+
+    async def _relay_quietly(self) -> None:
+        """The outbox keeps what the broker does not take now; the periodic relay tries again."""
+        try:
+            await self._relay.drain()
+        except Unavailable:
+            return

@@ -1,0 +1,125 @@
+"""From validated events to visible generations: the steps V1 to V5 for a batch. See docs/architecture.md."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from dats_common.domain.model import ArtifactKey, Validated
+from dats_common.domain.taint import FlipVerdict, Verdict
+from dats_common.errors import Fenced, Unavailable
+from dats_common.ports import Admission, Indexer, IndexJob, Ledger
+from services.writer.leadership import Leadership
+from services.writer.sweep import Sweeper
+
+# A generation is reclaimed when another writer takes over; more often in a row than this, something else is wrong.
+_RECLAIMS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one event of a batch ended: `error` is None once it is durable and may be acknowledged."""
+
+    event: Validated
+    verdict: Verdict | FlipVerdict | None = None
+    error: Exception | None = None
+
+
+class EmbeddingPipeline:
+    """Chunk, embed, store, make visible. Batches may run concurrently; one artifact is in one batch at a time."""
+
+    def __init__(self, *, ledger: Ledger, indexer: Indexer, leadership: Leadership, sweeper: Sweeper) -> None:
+        self._ledger = ledger
+        self._indexer = indexer
+        self._leadership = leadership
+        self._sweeper = sweeper
+        self._claims = _Claims()
+
+    async def run(self, events: Sequence[Validated]) -> list[Outcome]:
+        """Handle a batch; outcomes in the order of `events`, each on its own.
+
+        Raises: Fenced; LedgerUnavailable: nothing of the batch may be acknowledged.
+        """
+        outcomes: dict[int, Outcome] = {}
+        waiting = list(enumerate(events))
+        while waiting:
+            turn: dict[ArtifactKey, tuple[int, Validated]] = {}
+            later = []
+            for position, event in waiting:
+                if event.key in turn:
+                    later.append((position, event))  # an artifact's events are judged one after the other
+                else:
+                    turn[event.key] = (position, event)
+            async with self._claims.hold(frozenset(turn)):
+                done = await self._turn([event for _, event in turn.values()])
+            outcomes |= {position: done[key] for key, (position, _) in turn.items()}
+            waiting = later
+        return [outcomes[position] for position in range(len(events))]
+
+    async def _turn(self, events: Sequence[Validated]) -> dict[ArtifactKey, Outcome]:
+        done: dict[ArtifactKey, Outcome] = {}
+        for _ in range(_RECLAIMS):
+            try:
+                outcomes = await self._attempt(events)
+            except Fenced:
+                self._leadership.lost()
+                raise
+            done |= {outcome.event.key: outcome for outcome in outcomes}
+            events = [outcome.event for outcome in outcomes if outcome.verdict is FlipVerdict.RECLAIMED]
+            if not events:
+                return done
+        error = Unavailable(f"reclaimed {_RECLAIMS} times by another writer")
+        return done | {event.key: Outcome(event, error=error) for event in events}
+
+    async def _attempt(self, events: Sequence[Validated]) -> list[Outcome]:
+        epoch = await self._leadership.epoch()
+        admissions = await self._ledger.admit(events, epoch=epoch)  # V1
+        jobs = {item.generation.number: item for item in admissions if item.generation is not None}
+        stored = await self._indexer.index(  # V2, V3
+            [IndexJob(item.generation, item.event.content) for item in jobs.values() if item.generation is not None]
+        )
+        failed = {number: result for number, result in stored.items() if isinstance(result, Exception)}
+        if failed:
+            await self._ledger.abandon(list(failed))
+        ready = [item for number, item in jobs.items() if number not in failed]
+        flips = await self._ledger.flip(ready, epoch=epoch) if ready else []  # V4
+        await self._sweep_replaced(admissions)  # V5
+        verdicts = {item.event.key: verdict for item, verdict in zip(ready, flips, strict=True)}
+        errors = {jobs[number].event.key: error for number, error in failed.items()}
+        return [
+            Outcome(
+                item.event,
+                verdict=verdicts.get(item.event.key, item.verdict),
+                error=errors.get(item.event.key),
+            )
+            for item in admissions
+        ]
+
+    async def _sweep_replaced(self, admissions: Sequence[Admission]) -> None:
+        replaced = [item.event.key for item in admissions if item.replaces and item.generation is not None]
+        try:
+            await self._sweeper.sweep(replaced)
+        except Unavailable:
+            return  # invisible already; the periodic sweep removes the points once the index is back
+
+
+class _Claims:
+    """Keeps two concurrent batches from embedding the same artifact twice."""
+
+    def __init__(self) -> None:
+        self._held: set[ArtifactKey] = set()
+        self._freed = asyncio.Condition()
+
+    @asynccontextmanager
+    async def hold(self, keys: frozenset[ArtifactKey]) -> AsyncIterator[None]:
+        async with self._freed:
+            await self._freed.wait_for(lambda: not keys & self._held)
+            self._held |= keys
+        try:
+            yield
+        finally:
+            async with self._freed:
+                self._held -= keys
+                self._freed.notify_all()
