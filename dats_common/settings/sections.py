@@ -1,0 +1,335 @@
+"""The settings as frozen sections, with spec 1's keys. A section is handed down; nobody reads the environment again.
+
+A field's `Env` is the variable that overrides it; `Reserved` marks what is accepted and checked but not yet used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field_validator, model_validator
+
+
+@dataclass(frozen=True, slots=True)
+class Env:
+    """The environment variable that sets a field."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Accepted, not yet used; `by` is what will use it."""
+
+    by: str
+
+
+Port = Annotated[int, Field(ge=1, le=65_535)]
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Ratio = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+ANSWERS = Reserved("POST /answer")
+CHAT = Reserved("GET /search and POST /chat")
+
+
+class Section(BaseModel):
+    """A misspelt key stops the start."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, protected_namespaces=())
+
+
+class Sql(Section):
+    """The ledger."""
+
+    url: Annotated[SecretStr, Env("DATS_SQL_URL")] = Field(
+        SecretStr(""), description="SQLAlchemy URL, such as postgresql+asyncpg://...; empty: SQLite in data_dir"
+    )
+    timeout_s: Seconds = Field(10.0, description="longest wait for a connection or a statement")
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether the ledger is SQLite of our own."""
+        return not self.url.get_secret_value()
+
+
+class RabbitMQ(Section):
+    """The broker."""
+
+    host: Annotated[str, Env("RABBITMQ_HOST")] = Field("", description="empty: the durable queue in the ledger")
+    port: Annotated[Port, Env("RABBITMQ_PORT")] = Field(5672, description="AMQP port")
+    url: Annotated[SecretStr, Env("DATS_RABBITMQ_URL")] = Field(
+        SecretStr(""), description="amqp://user:password@host:port/vhost; wins over host and port"
+    )
+    exchange: Literal["task.events"] = Field("task.events", description="fixed: other teams publish to it")
+    queue: Literal["rag-service-events"] = Field("rag-service-events", description="fixed: dashboards watch it")
+    heartbeat_s: Annotated[int, Field(ge=1, le=600)] = Field(
+        10, description="a hung process is replaced after 2.5 to 2.9 times this"
+    )
+    connect_timeout_s: Seconds = Field(10.0, description="longest wait for one attempt to connect")
+    publish_timeout_s: Seconds = Field(10.0, description="longest wait for the broker's confirm")
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether no broker was named."""
+        return not (self.host or self.url.get_secret_value())
+
+    @property
+    def amqp_url(self) -> str:
+        """Where to connect; empty when embedded. Contains the password."""
+        if self.url.get_secret_value() or not self.host:
+            return self.url.get_secret_value()
+        return f"amqp://guest:guest@{self.host}:{self.port}/"
+
+
+class Events(Section):
+    """How events are consumed."""
+
+    rabbitmq: RabbitMQ = RabbitMQ()
+    skew_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = Field(
+        60.0, description="a taint covers versions up to this much later: clocks differ, over-invalidating is safe"
+    )
+    watchdog_s: Seconds = Field(30.0, description="a writer without progress for this long ends itself")
+    drain_s: Seconds = Field(20.0, description="after SIGTERM, longest time to finish what is in hand")
+    sweep_interval_s: Seconds = Field(60.0, description="between two sweeps of dead points")
+
+
+class VectorStore(Section):
+    """Qdrant."""
+
+    type: Literal["qdrant"] = Field("qdrant", description="the vector store")
+    host: Annotated[str, Env("QDRANT_HOST")] = Field("", description="empty: the embedded engine in data_dir")
+    port: Annotated[Port, Env("QDRANT_PORT")] = Field(6333, description="REST port")
+    grpc_port: Annotated[Port, Env("QDRANT_GRPC_PORT")] = Field(6334, description="gRPC port, which we use")
+    url: Annotated[str, Env("QDRANT_URL")] = Field("", description="http(s)://host:port; wins over host and port")
+    api_key: Annotated[SecretStr, Env("QDRANT_API_KEY")] = Field(SecretStr(""), description="key of the server")
+    collection: Annotated[str, Field(min_length=1, max_length=255), Env("QDRANT_COLLECTION")] = Field(
+        "dats_embeddings", description="name of the collection"
+    )
+    timeout_s: Seconds = Field(10.0, description="longest wait for one call")
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _is_built(cls, value: object) -> object:
+        if value == "faiss":
+            raise ValueError("faiss is not offered; for local use keep 'qdrant' and leave host empty")
+        return value
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether no server was named."""
+        return not (self.host or self.url)
+
+
+class Chunking(Section):
+    """How documents are cut."""
+
+    strategy: Literal["semantic", "fixed", "sentence"] = Field("semantic", description="where to cut")
+    max_chunk_size: Annotated[int, Field(ge=16, le=8192)] = Field(
+        500, description="tokens of the encoder; never more than the model's window"
+    )
+    overlap: Annotated[int, Field(ge=0, le=4096)] = Field(50, description="tokens shared by neighbours")
+
+    @model_validator(mode="after")
+    def _moves_on(self) -> Chunking:
+        if self.overlap >= self.max_chunk_size:
+            raise ValueError("overlap must be smaller than max_chunk_size")
+        return self
+
+
+class LightRAG(Section):
+    """The index."""
+
+    working_dir: Annotated[str, Env("LIGHTRAG_WORKING_DIR")] = Field("", description="empty: data_dir/lightrag")
+    embedding_model: Annotated[str, Field(min_length=1), Env("EMBEDDING_MODEL")] = Field(
+        "all-MiniLM-L6-v2", description="the dense model; changing it needs `dats-rag reindex`"
+    )
+    embedding_endpoint: Annotated[str, Env("MODEL_GATEWAY_URL"), Reserved("a remote encoder")] = Field(
+        "", description="the model gateway"
+    )
+    vector_store: VectorStore = VectorStore()
+    chunking: Chunking = Chunking()
+
+
+class Fusion(Section):
+    """Weights of reciprocal rank fusion."""
+
+    vector: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = Field(1.0, description="of the vector leg")
+    keyword: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = Field(0.5, description="of the keyword leg")
+
+    @model_validator(mode="after")
+    def _weighs_something(self) -> Fusion:
+        if not self.vector + self.keyword > 0:
+            raise ValueError("vector and keyword cannot both be 0")
+        return self
+
+
+class Reranking(Section):
+    """A cross-encoder after fusion."""
+
+    enabled: Annotated[bool, Reserved("the reranker")] = Field(False, description="rerank the fused candidates")
+    model: Annotated[str, Reserved("the reranker")] = Field(
+        "cross-encoder/ms-marco-MiniLM-L-6-v2", description="the cross-encoder"
+    )
+
+
+class Query(Section):
+    """How queries are answered."""
+
+    default_mode: Literal["vector", "keyword", "hybrid"] = Field("hybrid", description="when a request names none")
+    default_max_tokens: Annotated[int, Field(ge=100, le=10_000)] = Field(
+        2000, description="token budget of the context, when a request names none"
+    )
+    result_limit: Annotated[int, Field(ge=1, le=100)] = Field(10, description="sources, when a request names no top_k")
+    min_similarity: Ratio = Field(0.3, description="least cosine similarity of a source")
+    candidates: Annotated[int, Field(ge=1, le=1000)] = Field(50, description="candidates of each leg before fusion")
+    deadline_s: Seconds = Field(10.0, description="longest time for one query")
+    embed_wait_s: Seconds = Field(20.0, description="POST /embed waits this long for the writer, then answers 202")
+    fusion: Fusion = Fusion()
+    reranking: Reranking = Reranking()
+
+
+class Embedding(Section):
+    """How texts become vectors, and how many may wait."""
+
+    batch_size: Annotated[int, Field(ge=1, le=256)] = Field(10, description="events taken from the broker together")
+    queue_max_size: Count = Field(1000, description="beyond it POST /embed answers 429")
+    retry_attempts: Annotated[int, Field(ge=0, le=20)] = Field(3, description="before an event is a dead letter")
+    backend: Literal["auto", "openvino", "sentence-transformers"] = Field(
+        "auto", description="what runs the model; auto: sentence-transformers where a GPU is, else openvino"
+    )
+    device: Annotated[str, Field(pattern=r"^(|cpu|cuda(:\d+)?)$")] = Field(
+        "", description="cpu or cuda:N; empty: the backend's choice"
+    )
+    threads: Annotated[int, Field(ge=0, le=1024)] = Field(0, description="CPU threads of the encoder; 0: all cores")
+    micro_batch: Annotated[int, Field(ge=1, le=1024)] = Field(32, description="texts encoded together")
+    linger_ms: Annotated[int, Field(ge=0, le=10_000)] = Field(50, description="how long a batch waits to fill")
+
+
+class Server(Section):
+    """The HTTP server of a query replica."""
+
+    host: str = Field("127.0.0.1", description="0.0.0.0 to serve other machines")
+    port: Annotated[Port, Env("PORT")] = Field(8000, description="HTTP port")
+    body_limit_bytes: Annotated[int, Field(ge=1024, le=64 * 1024 * 1024)] = Field(
+        1_048_576, description="longest request body; 413 beyond"
+    )
+
+
+class Telemetry(Section):
+    """Traces. Other OTEL_* variables are read by OpenTelemetry itself."""
+
+    otlp_endpoint: Annotated[str, Env("OTEL_EXPORTER_OTLP_ENDPOINT"), Reserved("traces")] = Field(
+        "", description="collector; empty: no traces"
+    )
+    service_name: Annotated[str, Env("OTEL_SERVICE_NAME"), Reserved("traces")] = Field(
+        "rag-service", description="name in traces"
+    )
+
+
+class Answers(Section):
+    """Generated answers. Source: spec 2 "Configuration"."""
+
+    ollama_base_url: Annotated[str, Env("OLLAMA_BASE_URL"), ANSWERS] = Field(
+        "http://localhost:11434", description="Ollama server URL"
+    )
+    chat_model: Annotated[str, Env("CHAT_MODEL"), ANSWERS] = Field("llama3.2", description="default LLM model")
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False), Env("RAG_TEMPERATURE"), ANSWERS] = Field(
+        0.1, description="lower is more deterministic"
+    )
+    timeout_s: Annotated[Seconds, Env("RAG_TIMEOUT_SECONDS"), ANSWERS] = Field(
+        30.0, description="longest wait for the LLM"
+    )
+    confidence_threshold: Annotated[
+        float, Field(ge=0, le=100, allow_inf_nan=False), Env("RAG_CONFIDENCE_THRESHOLD"), ANSWERS
+    ] = Field(60.0, description="least confidence in percent to cite")
+    admin_email: Annotated[str, Env("RAG_ADMIN_EMAIL"), ANSWERS] = Field(
+        "admin@company.com", description="where questions without an owner go"
+    )
+    max_context_tokens: Annotated[Count, Env("RAG_MAX_CONTEXT_TOKENS"), ANSWERS] = Field(
+        3000, description="tokens of retrieved context"
+    )
+    max_history_tokens: Annotated[int, Field(ge=0), Env("RAG_MAX_HISTORY_TOKENS"), ANSWERS] = Field(
+        1000, description="tokens of chat history"
+    )
+    max_response_tokens: Annotated[Count, Env("RAG_MAX_RESPONSE_TOKENS"), ANSWERS] = Field(
+        1024, description="tokens of the LLM's response"
+    )
+    system_prompt_tokens: Annotated[int, Field(ge=0), Env("RAG_SYSTEM_PROMPT_TOKENS"), ANSWERS] = Field(
+        500, description="tokens kept for the system prompt"
+    )
+    min_similarity_score: Annotated[Ratio, Env("RAG_MIN_SIMILARITY_SCORE"), ANSWERS] = Field(
+        0.3, description="least cosine similarity of a cited chunk"
+    )
+    max_chunks_per_doc: Annotated[Count, Env("RAG_MAX_CHUNKS_PER_DOC"), ANSWERS] = Field(
+        3, description="chunks of one document"
+    )
+    total_context_chunks: Annotated[Count, Env("RAG_TOTAL_CONTEXT_CHUNKS"), ANSWERS] = Field(
+        5, description="chunks of all documents"
+    )
+    dedup_candidates_cap: Annotated[Count, Env("RAG_DEDUP_CANDIDATES_CAP"), ANSWERS] = Field(
+        15, description="candidates compared for duplicates"
+    )
+    chunk_overlap_threshold: Annotated[Ratio, Env("RAG_CHUNK_OVERLAP_THRESHOLD"), ANSWERS] = Field(
+        0.9, description="Jaccard similarity that makes a duplicate"
+    )
+
+
+class Standard(Section):
+    """Crawled help centres. Source: spec 5 "Configuration (.env)"."""
+
+    allowlist_domains: Annotated[str, Env("RAG_ALLOWLIST_DOMAINS"), CHAT] = Field(
+        "", description="hosts that may be crawled, comma-separated"
+    )
+    crawl_start_urls: Annotated[str, Env("RAG_CRAWL_START_URLS"), CHAT] = Field(
+        "", description="where a crawl begins, comma-separated"
+    )
+    max_pages: Annotated[Count, Env("RAG_MAX_PAGES"), CHAT] = Field(500, description="pages of one crawl")
+    chunk_min_tokens: Annotated[Count, Env("RAG_CHUNK_MIN_TOKENS"), CHAT] = Field(800, description="least chunk")
+    chunk_max_tokens: Annotated[Count, Env("RAG_CHUNK_MAX_TOKENS"), CHAT] = Field(1200, description="largest chunk")
+    chunk_overlap: Annotated[int, Field(ge=0), Env("RAG_CHUNK_OVERLAP"), CHAT] = Field(150, description="overlap")
+    embedding_backend: Annotated[str, Env("RAG_EMBEDDING_BACKEND"), CHAT] = Field("", description="such as ollama")
+    embedding_model: Annotated[str, Env("RAG_EMBEDDING_MODEL"), CHAT] = Field(
+        "", description="such as nomic-embed-text:latest"
+    )
+    index_type: Annotated[str, Env("RAG_INDEX_TYPE"), CHAT] = Field("flat", description="kind of index")
+    top_k: Annotated[Count, Env("RAG_TOP_K"), CHAT] = Field(5, description="results")
+    top_k_raw: Annotated[Count, Env("RAG_TOP_K_RAW"), CHAT] = Field(50, description="candidates")
+    use_bm25: Annotated[bool, Env("RAG_USE_BM25"), CHAT] = Field(False, description="add the keyword leg")
+    p95_search_ms: Annotated[Count, Env("RAG_P95_SEARCH_MS"), CHAT] = Field(300, description="latency budget")
+
+
+class Settings(Section):
+    """Everything that can be set. Nothing set: the embedded default, everything under `data_dir`."""
+
+    data_dir: Annotated[Path, Env("DATS_DATA_DIR")] = Field(
+        Path("data"), description="where the embedded ledger and engine keep their files"
+    )
+    sql: Sql = Sql()
+    lightrag: LightRAG = LightRAG()
+    query: Query = Query()
+    embedding: Embedding = Embedding()
+    events: Events = Events()
+    server: Server = Server()
+    telemetry: Telemetry = Telemetry()
+    answers: Answers = Answers()
+    standard: Standard = Standard()
+
+    _origins: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def rabbitmq(self) -> RabbitMQ:
+        """The broker's section, which spec 1 keeps under events."""
+        return self.events.rabbitmq
+
+    @property
+    def qdrant(self) -> VectorStore:
+        """The vector store's section, which spec 1 keeps under lightrag."""
+        return self.lightrag.vector_store
+
+    @property
+    def working_dir(self) -> Path:
+        """LightRAG's directory."""
+        return Path(self.lightrag.working_dir) if self.lightrag.working_dir else self.data_dir / "lightrag"
