@@ -267,10 +267,9 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactOutcome:
-    """How the newest known event of an artifact ended, as a waiting caller sees it."""
+    """What became of the event that was placed at a certain ORD, as its waiting sender sees it."""
 
-    status: Literal["indexed", "pending", "tainted", "quarantined", "unknown"]
-    version: int | None = None
+    status: Literal["indexed", "pending", "superseded", "tainted", "quarantined"]
     generation: int | None = None
     chunks: int = 0
     tokens: int = 0
@@ -339,8 +338,8 @@ class Ledger(Protocol):
     async def still_live(self, refs: Sequence[ChunkRef]) -> frozenset[ChunkRef]:
         """Q3: those whose generation is live now. Raises: LedgerUnavailable; then nothing may be served."""
 
-    async def outcome(self, key: ArtifactKey) -> ArtifactOutcome:
-        """Where an artifact stands."""
+    async def outcome(self, key: ArtifactKey, *, at: int) -> ArtifactOutcome:
+        """What became of the event placed at `at` by the ledger's clock."""
 
     async def heartbeat(self) -> Heartbeat | None:
         """The newest heartbeat of an active writer."""

@@ -13,12 +13,12 @@ from dats_common.contracts.routing import REASON_MAX_CHARS
 from dats_common.contracts.topology import COMMANDS_QUEUE, TAINTS_QUEUE, VALIDATED_QUEUE
 from dats_common.domain.settlement import OUTAGE_PAUSE_S, DeadLetter, GiveBack, Retry, Settlement, settle
 from dats_common.errors import BrokerUnavailable, Fenced, Unavailable
+from dats_common.maintenance.relay import Relay
+from dats_common.maintenance.sweep import Sweeper
 from dats_common.ports import Bus, Delivery, Ledger, Subscription
 from services.writer.handlers import EventHandlers, Handled
 from services.writer.leadership import Leadership
 from services.writer.progress import Progress
-from services.writer.relay import Relay
-from services.writer.sweep import Sweeper
 
 
 class Observer(Protocol):

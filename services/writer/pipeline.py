@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from dats_common.domain.model import ArtifactKey, Validated
 from dats_common.domain.taint import FlipVerdict, Verdict
 from dats_common.errors import Fenced, Unavailable
+from dats_common.maintenance.sweep import Sweeper
 from dats_common.ports import Admission, Indexer, IndexJob, Ledger
 from services.writer.leadership import Leadership
-from services.writer.sweep import Sweeper
 
 # A generation is reclaimed when another writer takes over; more often in a row than this, something else is wrong.
 _RECLAIMS = 3

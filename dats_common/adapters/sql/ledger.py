@@ -195,8 +195,8 @@ class SqlLedger:
     async def still_live(self, refs: Sequence[ChunkRef]) -> frozenset[ChunkRef]:
         return await live_refs(self._database, refs)
 
-    async def outcome(self, key: ArtifactKey) -> ArtifactOutcome:
-        return await outcome_of(self._database, key)
+    async def outcome(self, key: ArtifactKey, *, at: int) -> ArtifactOutcome:
+        return await outcome_of(self._database, key, at)
 
     async def heartbeat(self) -> Heartbeat | None:
         return await latest_heartbeat(self._database)

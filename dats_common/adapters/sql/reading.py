@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
+from typing import Literal
 
 from sqlalchemy import func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -17,7 +18,7 @@ from dats_common.adapters.sql.rows import (
     not_covered_by_a_wildcard,
     slices,
 )
-from dats_common.adapters.sql.tables import artifacts, chunks, documents, outbox, pending, quarantine, writers
+from dats_common.adapters.sql.tables import artifacts, chunks, documents, outbox, quarantine, writers
 from dats_common.domain.access import Principal, may_see
 from dats_common.domain.model import NEVER, ArtifactKey, Chunk, ChunkRef, Generation, SourceMetadata
 from dats_common.ports import ArtifactOutcome, GuardedRead, Heartbeat, LedgerCounts, Passage
@@ -102,14 +103,14 @@ async def live_refs(database: Database, refs: Sequence[ChunkRef]) -> frozenset[C
     return frozenset(ref for ref in refs if (ref.key, ref.generation) in live)
 
 
-async def outcome_of(database: Database, key: ArtifactKey) -> ArtifactOutcome:
-    """Where an artifact stands, for a caller who waits for it."""
+async def outcome_of(database: Database, key: ArtifactKey, at: int) -> ArtifactOutcome:
+    """What became of the event placed at `at`, for a sender who waits for it."""
     async with database.reading() as connection:
         rows = await connection.execute(
             select(
                 artifacts.c.version,
                 artifacts.c.live_generation,
-                artifacts.c.tainted_through,
+                artifacts.c.tainted_through_own,
                 documents.c.chunk_count,
                 documents.c.token_count,
             )
@@ -118,21 +119,18 @@ async def outcome_of(database: Database, key: ArtifactKey) -> ArtifactOutcome:
         )
         row = rows.one_or_none()
         if row is None:
-            return ArtifactOutcome("unknown")
-        if row.live_generation is not None:
-            return ArtifactOutcome("indexed", row.version, row.live_generation, row.chunk_count, row.token_count)
-        writing = await connection.execute(select(func.count()).where(is_any_of(pending, [key])))
-        if writing.scalar_one():
             return ArtifactOutcome("pending")
+        if row.live_generation is not None and row.version >= at:
+            status: Literal["indexed", "superseded"] = "indexed" if row.version == at else "superseded"
+            return ArtifactOutcome(status, row.live_generation, row.chunk_count, row.token_count)
         held = await connection.execute(
-            select(func.max(quarantine.c.version)).where(
-                is_any_of(quarantine, [key]), quarantine.c.resolved_at.is_(None)
+            select(func.count()).where(
+                is_any_of(quarantine, [key]), quarantine.c.version == at, quarantine.c.resolved_at.is_(None)
             )
         )
-        held_version = held.scalar_one()
-        if held_version is not None:
-            return ArtifactOutcome("quarantined", held_version)
-        return ArtifactOutcome("tainted" if row.tainted_through > NEVER else "unknown", row.version)
+        if held.scalar_one():
+            return ArtifactOutcome("quarantined")
+        return ArtifactOutcome("tainted" if row.tainted_through_own >= at else "pending")
 
 
 async def latest_heartbeat(database: Database) -> Heartbeat | None:
