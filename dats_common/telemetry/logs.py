@@ -1,0 +1,50 @@
+"""Logs as past-tense events with allow-listed fields: content, queries and secrets cannot get in by accident."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+import structlog
+
+ALLOWED_KEYS = frozenset(
+    {
+        "event", "level", "timestamp", "service", "component", "error", "error_type", "detail", "reason", "url", "host",
+        "port", "pid", "path", "queue", "verdict", "attempt", "attempts", "artifact_count", "chunks", "generation",
+        "epoch", "writer_id", "event_id", "request_id", "route", "status", "mode", "seconds", "waited_s", "count",
+        "model", "backend", "collection", "signal", "how", "removed", "role", "exit_code", "version",
+    }
+)  # fmt: skip
+
+
+def _only_allowed(_logger: object, _method: str, fields: MutableMapping[str, Any]) -> Mapping[str, Any]:
+    return {key: value for key, value in fields.items() if key in ALLOWED_KEYS}
+
+
+def configure_logs(*, service: str, level: str = "INFO") -> None:
+    """Once per process, from its entry point: JSON lines on stderr, or a readable form on a terminal."""
+    terminal = sys.stderr.isatty()
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _only_allowed,
+            structlog.dev.ConsoleRenderer() if terminal else structlog.processors.JSONRenderer(sort_keys=True),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    structlog.contextvars.clear_contextvars()
+    # Libraries speak only when something is wrong; their debug output may hold content.
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    for chatty in ("aio_pika", "aiormq", "httpx", "qdrant_client"):
+        logging.getLogger(chatty).setLevel(logging.ERROR)
+    log(service).info("process_started")
+
+
+def log(service: str) -> Any:
+    """A logger that names its service."""
+    return structlog.get_logger(service=service)

@@ -1,0 +1,53 @@
+"""The FastAPI application: pure assembly."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from dats_common.contracts.api import Problem
+from services.query import routes
+from services.query.limits import BodyLimit
+from services.query.problems import install_problems
+from services.query.services import QueryServices
+
+
+def build_app(
+    open_services: Callable[[], AbstractAsyncContextManager[QueryServices]], *, body_limit_bytes: int
+) -> FastAPI:
+    """An app that opens its services when it starts and closes them when it ends."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with open_services() as services:
+            app.state.services = services
+            yield
+
+    app = FastAPI(
+        title="DATS RAG",
+        version=version("dats-rag"),
+        description="Context retrieval and embedding management. Errors are RFC 9457 problem documents.",
+        lifespan=lifespan,
+        redirect_slashes=False,
+    )
+    app.include_router(routes.router)
+    app.add_api_route("/metrics", routes.metrics, methods=["GET"], include_in_schema=False)
+    install_problems(app)
+    app.add_middleware(BodyLimit, limit_bytes=body_limit_bytes)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        document["components"]["schemas"]["Problem"] = Problem.model_json_schema(
+            ref_template="#/components/schemas/{model}"
+        )
+        app.openapi_schema = document
+    return app.openapi_schema

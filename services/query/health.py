@@ -1,0 +1,121 @@
+"""What an operator asks: is it well, and if not, what is away and what to do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from importlib.metadata import version
+from typing import TypeVar
+
+from dats_common.contracts.api import (
+    ComponentHealth,
+    EmbeddingQueueHealth,
+    HealthResponse,
+    IndexMetrics,
+    LightRAGHealth,
+    ProbeResponse,
+)
+from dats_common.contracts.topology import COMMANDS_QUEUE, DEAD_LETTERS_QUEUE, VALIDATED_QUEUE
+from dats_common.errors import Unavailable
+from dats_common.ports import Heartbeat
+from services.query.services import QueryServices
+
+_T = TypeVar("_T")
+
+_LOOK_TIMEOUT_S = 3.0
+HEARTBEAT_STALE_S = 15.0
+"""A writer beats every few seconds; a silence this long means that no writer is active."""
+
+
+async def _look(work: Awaitable[_T]) -> tuple[_T | None, str]:
+    """The result and an empty reason, or None and why not."""
+    try:
+        async with asyncio.timeout(_LOOK_TIMEOUT_S):
+            return await work, ""
+    except TimeoutError:
+        return None, f"no answer within {_LOOK_TIMEOUT_S} s"
+    except Unavailable as error:
+        return None, str(error)
+
+
+def _component(reason: str) -> ComponentHealth:
+    return ComponentHealth(status="unavailable" if reason else "ok", detail=reason)
+
+
+async def health_of(services: QueryServices) -> HealthResponse:
+    """One document for people, dashboards and spec 1, 2 and 5's fields."""
+    looks = await asyncio.gather(
+        _look(services.ledger.counts()),
+        _look(services.index.count()),
+        _look(services.bus.depth(VALIDATED_QUEUE)),
+        _look(services.bus.depth(COMMANDS_QUEUE)),
+        _look(services.ledger.heartbeat()),
+    )
+    (counts, no_ledger), (points, no_index), (waiting, no_broker), (commands, _), (beat, _) = looks
+    no_writer = _writer_trouble(beat)
+    can_query = not no_ledger and not no_index
+    chunks = counts.live_chunks if counts else 0
+    return HealthResponse(
+        status="healthy" if can_query and not no_broker and not no_writer else "degraded" if can_query else "unhealthy",
+        version=version("dats-rag"),
+        lightrag=LightRAGHealth(
+            status="unavailable" if no_index else "connected",
+            index_size=chunks,
+            embedding_model=services.encoder.model,
+        ),
+        embedding_queue=EmbeddingQueueHealth(
+            pending=None if waiting is None or commands is None else waiting + commands,
+            processing=None if no_writer or beat is None else beat.processing,
+        ),
+        rag_ok=can_query,
+        rag_details=f"{chunks} live chunks of {counts.live_artifacts if counts else 0} artifacts"
+        if can_query
+        else (no_ledger or no_index),
+        index_metrics=IndexMetrics(
+            total_chunks=chunks, total_vectors=points or 0, dimension=services.encoder.dimension
+        ),
+        components={
+            "ledger": _component(no_ledger),
+            "index": _component(no_index),
+            "broker": _component(no_broker),
+            "writer": _component(no_writer),
+        },
+    )
+
+
+def _writer_trouble(beat: Heartbeat | None) -> str:
+    if beat is None:
+        return "no writer has ever reported; start one with `dats-rag writer`"
+    if beat.age_s > HEARTBEAT_STALE_S:
+        return f"the last writer reported {beat.age_s:.0f} s ago; is one running?"
+    return ""
+
+
+async def readiness_of(services: QueryServices) -> ProbeResponse:
+    """Whether queries can be answered: the broker and the writer are not needed for that."""
+    (_, no_ledger), (_, no_index) = await asyncio.gather(_look(services.ledger.ping()), _look(services.index.ping()))
+    reason = "; ".join(filter(None, (no_ledger, no_index)))
+    return ProbeResponse(status="unavailable" if reason else "ok", detail=reason)
+
+
+async def refresh_gauges(services: QueryServices) -> None:
+    """Bring the gauges up to date; one that cannot be read keeps its last value."""
+    (counts, _), (points, _), (waiting, _), (dead, _) = await asyncio.gather(
+        _look(services.ledger.counts()),
+        _look(services.index.count()),
+        _look(services.bus.depth(VALIDATED_QUEUE)),
+        _look(services.bus.depth(DEAD_LETTERS_QUEUE)),
+    )
+    metrics = services.metrics
+    metrics.index_memory.set(services.index_memory())
+    if counts is not None:
+        metrics.index_size.set(counts.live_chunks)
+        metrics.outbox_unsent.set(counts.unsent_events)
+        metrics.outbox_age.set(counts.oldest_unsent_s)
+        metrics.quarantined.set(counts.quarantined)
+    if points is not None:
+        metrics.index_points.set(points)
+    if waiting is not None:
+        metrics.queue_size.set(waiting)
+    if dead is not None:
+        metrics.dead_letters.set(dead)

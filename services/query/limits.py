@@ -1,0 +1,63 @@
+"""What is refused before a route sees it: bodies that are too large, declared or not."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.query.problems import problem_response
+
+
+class BodyLimit:
+    """Refuses a request whose body is larger than `limit_bytes` with 413, however it is framed."""
+
+    def __init__(self, app: ASGIApp, *, limit_bytes: int) -> None:
+        self._app = app
+        self._limit_bytes = limit_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        if not declared.isdigit() or int(declared) > self._limit_bytes:
+            await self._refuse(scope, receive, send)
+            return
+        body = await self._read(receive)
+        if body is None:
+            await self._refuse(scope, receive, send)
+            return
+        await self._app(scope, _replay(body, receive), send)
+
+    async def _read(self, receive: Receive) -> bytes | None:
+        """The whole body, which is bounded and small; None if it grows over the limit (a chunked one may)."""
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return b"".join(parts)
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > self._limit_bytes:
+                return None
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = problem_response(
+            413, "Too large", detail=f"a body may have {self._limit_bytes} bytes", instance=scope["path"]
+        )
+        await response(scope, receive, send)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    given = False
+
+    async def replayed() -> Message:
+        nonlocal given
+        if given:
+            return await receive()  # only a disconnect can follow
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replayed

@@ -1,0 +1,337 @@
+"""HTTP to engine and ledger, and back. What a route decides is in the domain; here it is only translated."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from time import perf_counter
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Request, Response
+from fastapi.routing import APIRoute
+from pydantic import TypeAdapter, ValidationError
+from starlette.exceptions import HTTPException
+
+from dats_common.contracts.api import (
+    BatchInvalidateRequest,
+    BatchInvalidateResponse,
+    EmbedRequest,
+    EmbedResponse,
+    EmbedStatus,
+    HealthResponse,
+    InvalidateResponse,
+    ProbeResponse,
+    Problem,
+    QueryRequest,
+    QueryResponse,
+    SourceReference,
+)
+from dats_common.contracts.events import build_embed_command
+from dats_common.contracts.fields import ArtifactId
+from dats_common.contracts.strict_json import parse_object
+from dats_common.contracts.topology import COMMANDS_QUEUE
+from dats_common.domain.access import LAPTOP, Principal
+from dats_common.domain.model import ArtifactKey, EventTime, Scope, Taint
+from dats_common.errors import DeadlineExceeded, InvalidInput, QueueFull
+from dats_common.ports import ArtifactOutcome, SearchFilter
+from dats_common.telemetry.metrics import CONTENT_TYPE
+from services.query.engine import Hit, Question, Retrieved
+from services.query.health import health_of, readiness_of, refresh_gauges
+from services.query.services import QueryServices
+
+SNIPPET_CHARS = 200  # Source: spec 2, "Snippet Rules"
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.02, 0.25
+
+
+class StrictJsonRequest(Request):
+    """Bodies are read as events are: no NaN, no duplicate keys, bounded depth."""
+
+    async def json(self) -> Any:
+        """The body as an object."""
+        try:
+            return parse_object(await self.body())
+        except InvalidInput as error:
+            raise HTTPException(422, str(error)) from None
+
+
+class StrictJsonRoute(APIRoute):
+    """A route whose request is a `StrictJsonRequest`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """FastAPI's handler, given our request class."""
+        handler = super().get_route_handler()
+
+        async def strict(request: Request) -> Response:
+            return await handler(StrictJsonRequest(request.scope, request.receive))
+
+        return strict
+
+
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {
+        "description": text,
+        "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
+    }
+    for status, text in (
+        (403, "Not allowed"),
+        (413, "Body too large"),
+        (422, "The request breaks the contract"),
+        (429, "The embedding queue is full; Retry-After says when to come back"),
+        (503, "Ledger, index or broker away; Retry-After says when to come back"),
+        (504, "Not done before the deadline"),
+    )
+}
+
+router = APIRouter(prefix="/api/v1", route_class=StrictJsonRoute, responses={**_PROBLEMS, 500: {"model": Problem}})
+
+
+def _services(request: Request) -> QueryServices:
+    services: QueryServices = request.app.state.services
+    return services
+
+
+def _principal() -> Principal:
+    # Authentication is off: everyone is the laptop's principal. Identity comes from here, never from a body.
+    return LAPTOP
+
+
+Services = Annotated[QueryServices, Depends(_services)]
+Caller = Annotated[Principal, Depends(_principal)]
+
+
+@asynccontextmanager
+async def _within(deadline_s: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(deadline_s):
+            yield
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"not done within {deadline_s} s") from error
+
+
+# ----------------------------------------------------------------------------------------------------------- query
+
+
+@router.post("/query", summary="Context for a task, with its sources")
+async def query(request: QueryRequest, services: Services, caller: Caller) -> QueryResponse:
+    """Ranked passages that the caller may see, assembled as Markdown within `max_tokens`.
+
+    A query that starts after a taint was acknowledged never returns the artifact.
+    """
+    started = perf_counter()
+    principal = caller.on_behalf_of(
+        tenant_id=request.tenant_id,
+        user_id=request.user_id,
+        user_tags=None if request.user_tags is None else frozenset(request.user_tags),
+    )
+    mode = request.search_mode.value
+    with services.metrics.timed(services.metrics.query_latency, mode=mode):
+        async with _within(services.limits.deadline_s):
+            found = await services.engine.retrieve(
+                Question(
+                    text=request.query,
+                    mode=mode,
+                    where=_filter(request, principal),
+                    top_k=request.top_k,
+                    budget_tokens=request.max_tokens,
+                )
+            )
+    services.metrics.query_results.labels(mode=mode).observe(len(found.hits))
+    services.metrics.query_tokens.labels(project_id=services.metrics.project(request.project_id)).observe(
+        found.context.tokens
+    )
+    services.metrics.guard_drops.inc(found.dropped)
+    return QueryResponse(
+        id=f"query-{uuid.uuid4()}",
+        query=request.query,
+        context=found.context.text,
+        sources=[_source(hit) for hit in found.hits],
+        tokens_used=found.context.tokens,
+        search_mode=request.search_mode,
+        metadata=_query_metadata(found, latency_ms=(perf_counter() - started) * 1e3),
+    )
+
+
+def _filter(request: QueryRequest, principal: Principal) -> SearchFilter:
+    filters = request.filters
+    return SearchFilter(
+        principal=principal,
+        project_id=request.project_id,
+        domain=request.domain,
+        doc_types=None if filters.doc_type is None else tuple(filters.doc_type),
+        tags=None if filters.tags is None else tuple(filters.tags),
+        artifact_ids=None if filters.artifact_ids is None else tuple(filters.artifact_ids),
+        verified_only=filters.verified_only,
+    )
+
+
+def _source(hit: Hit) -> SourceReference:
+    passage = hit.passage
+    text = passage.text
+    return SourceReference(
+        artifact_id=passage.ref.key.artifact_id,
+        provenance_id=passage.metadata.provenance_id,
+        relevance_score=round(hit.similarity, 6),
+        snippet=text if len(text) <= SNIPPET_CHARS else text[:SNIPPET_CHARS] + "...",
+        source_id=passage.ref.source_id,
+        chunk_index=passage.ref.chunk_index,
+        title=passage.metadata.title or None,
+        source_uri=passage.metadata.source_uri or None,
+    )
+
+
+def _query_metadata(found: Retrieved, *, latency_ms: float) -> dict[str, Any]:
+    metadata: dict[str, Any] = {
+        "vector_results": sum(hit.from_dense for hit in found.hits),
+        "keyword_results": sum(hit.from_sparse for hit in found.hits),
+        "latency_ms": round(latency_ms, 3),
+        "stages_ms": dict(found.timings_ms),
+    }
+    if found.reason is not None:
+        metadata |= {"no_context": True, "reason": found.reason}
+    return metadata
+
+
+# ----------------------------------------------------------------------------------------------------------- embed
+
+
+@router.post(
+    "/embed",
+    summary="Index content for future retrieval",
+    responses={202: {"model": EmbedResponse, "description": "Accepted and durable; the writer will index it"}},
+)
+async def embed(request: EmbedRequest, services: Services, caller: Caller, response: Response) -> EmbedResponse:
+    """Hands the content to the writer and waits for it to become visible; 202 when that takes too long."""
+    started = perf_counter()
+    caller.require("ingest")
+    metadata = request.metadata
+    tenant_id = caller.on_behalf_of(tenant_id=metadata.tenant_id, user_id=None, user_tags=None).tenant_id
+    if metadata.scope == Scope.PUBLIC:
+        caller.require("admin")
+    if await services.bus.depth(COMMANDS_QUEUE) >= services.limits.queue_max_size:
+        raise QueueFull(f"{services.limits.queue_max_size} requests wait for embedding already")
+    at = await services.ledger.now()
+    command_id = f"emb-{uuid.uuid4()}"
+    await services.bus.command(
+        build_embed_command(
+            event_id=command_id,
+            at=at,
+            artifact_id=metadata.artifact_id,
+            content=request.content,
+            metadata=metadata,
+            tenant_id=tenant_id,
+        ),
+        event_id=command_id,
+    )
+    outcome = await _await_outcome(services, ArtifactKey(tenant_id, metadata.artifact_id), at=at)
+    if outcome.status == "pending":
+        response.status_code = 202
+    return EmbedResponse(
+        id=command_id,
+        artifact_id=metadata.artifact_id,
+        status=EmbedStatus.QUEUED if outcome.status == "pending" else EmbedStatus(outcome.status),
+        chunks=outcome.chunks,
+        tokens=outcome.tokens,
+        latency_ms=round((perf_counter() - started) * 1e3),
+    )
+
+
+async def _await_outcome(services: QueryServices, key: ArtifactKey, *, at: int) -> ArtifactOutcome:
+    """Watch the ledger, ever less often, until the event is decided or the wait is over. The ledger, not a reply
+    queue: it tells the truth also after this replica or the writer was restarted."""
+    pause_s = _FIRST_LOOK_S
+    give_up_at = perf_counter() + services.limits.embed_wait_s
+    while True:
+        outcome = await services.ledger.outcome(key, at=at)
+        if outcome.status != "pending" or perf_counter() >= give_up_at:
+            return outcome
+        await asyncio.sleep(pause_s)
+        pause_s = min(_LONGEST_LOOK_S, pause_s * 1.5)
+
+
+# ------------------------------------------------------------------------------------------------------ invalidate
+
+
+@router.delete("/embeddings/{artifact_id:path}", summary="Invalidate an artifact")
+async def invalidate(
+    artifact_id: Annotated[str, Path(description="percent-encoded; may hold slashes")],
+    services: Services,
+    caller: Caller,
+) -> InvalidateResponse:
+    """The tombstone is committed before the answer, with broker, writer and index up or not; also for unknown ids."""
+    caller.require("ingest")
+    try:
+        TypeAdapter(ArtifactId).validate_python(artifact_id)
+    except ValidationError as error:
+        raise InvalidInput(f"artifact_id: {error.errors(include_input=False)[0]['msg']}") from None
+    taint = Taint(caller.tenant_id, (artifact_id,), EventTime(), reason="invalidated over HTTP")
+    removed = await _commit(services, taint, reason="api")
+    return InvalidateResponse(artifact_id=artifact_id, removed_chunks=removed)
+
+
+@router.post("/embeddings/batch-invalidate", summary="Invalidate several artifacts in one step")
+async def batch_invalidate(
+    request: BatchInvalidateRequest, services: Services, caller: Caller
+) -> BatchInvalidateResponse:
+    """As one taint: all of them or none."""
+    caller.require("ingest")
+    tenant_id = caller.on_behalf_of(tenant_id=request.tenant_id, user_id=None, user_tags=None).tenant_id
+    taint = Taint(
+        tenant_id,
+        tuple(request.artifact_ids),
+        EventTime(),
+        cascade_id=request.cascade_id,
+        reason=request.reason,
+    )
+    removed = await _commit(services, taint, reason="batch")
+    return BatchInvalidateResponse(
+        invalidated=len(request.artifact_ids), chunks_removed=removed, cascade_id=request.cascade_id
+    )
+
+
+async def _commit(services: QueryServices, taint: Taint, *, reason: str) -> int:
+    """T1 here and now; publishing and sweeping follow behind the answer."""
+    async with _within(services.limits.deadline_s):
+        receipt = await services.ledger.taint(taint, skew_s=services.limits.skew_s)
+    removed = sum(receipt.chunks_removed.values())
+    services.metrics.invalidations.labels(reason=reason).inc()
+    services.metrics.chunks_removed.inc(removed)
+    services.errands.run("relay", services.relay.drain)
+    services.errands.run("sweep", lambda: services.sweeper.sweep(receipt.fallen))
+    return removed
+
+
+# ---------------------------------------------------------------------------------------------------------- health
+
+
+@router.get("/health", summary="The service and what it stands on")
+async def health(services: Services) -> HealthResponse:
+    """Always 200; `status` says healthy, degraded or unhealthy, and `components` says why."""
+    return await health_of(services)
+
+
+@router.get("/health/live", summary="The process answers")
+async def live() -> ProbeResponse:
+    """For a liveness probe."""
+    return ProbeResponse(status="ok")
+
+
+@router.get(
+    "/health/ready",
+    summary="Queries can be answered",
+    responses={503: {"model": ProbeResponse, "description": "Ledger or index away"}},
+)
+async def ready(services: Services, response: Response) -> ProbeResponse:
+    """For a readiness probe: ledger and index answer."""
+    probe = await readiness_of(services)
+    if probe.status != "ok":
+        response.status_code = 503
+    return probe
+
+
+@router.get("/metrics", summary="Prometheus metrics", response_class=Response)
+async def metrics(services: Services) -> Response:
+    """The text format; also served at /metrics."""
+    await refresh_gauges(services)
+    return Response(services.metrics.exposition(), media_type=CONTENT_TYPE)

@@ -1,0 +1,75 @@
+"""What the routes stand on, put together by the wiring."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dats_common.errors import Unavailable
+from dats_common.maintenance.relay import Relay
+from dats_common.maintenance.sweep import Sweeper
+from dats_common.ports import Bus, Encoder, Index, Ledger
+from dats_common.telemetry.logs import log
+from dats_common.telemetry.metrics import Metrics
+from services.query.engine import QueryEngine
+
+_MOST_ERRANDS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class QueryLimits:
+    """Bounds that the settings fix."""
+
+    deadline_s: float
+    embed_wait_s: float
+    queue_max_size: int
+    skew_s: float
+    body_limit_bytes: int
+
+
+@dataclass(slots=True)
+class QueryServices:
+    """One replica's parts; stateless but for errands under way."""
+
+    engine: QueryEngine
+    encoder: Encoder
+    index: Index
+    ledger: Ledger
+    bus: Bus
+    relay: Relay
+    sweeper: Sweeper
+    metrics: Metrics
+    limits: QueryLimits
+    index_memory: Callable[[], int]
+    errands: Errands = field(default_factory=lambda: Errands())
+
+
+class Errands:
+    """Work that an answer need not wait for: relaying and sweeping after a taint. Bounded; the writer's periodic
+    relay and sweep do what is dropped or fails here."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def run(self, name: str, work: Callable[[], Awaitable[Any]]) -> None:
+        """Start `work` unless too much is under way already."""
+        if len(self._tasks) >= _MOST_ERRANDS:
+            return
+        task = asyncio.create_task(self._quietly(name, work), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _quietly(self, name: str, work: Callable[[], Awaitable[Any]]) -> None:
+        try:
+            await work()
+        except Unavailable as error:
+            log("query").warning("errand_postponed", component=name, detail=str(error))
+
+    async def finish(self, *, timeout_s: float) -> None:
+        """Let what is under way end, for at most `timeout_s`."""
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=timeout_s)
+            for task in late:
+                task.cancel()
