@@ -1,0 +1,89 @@
+"""How a message finds its queues, for brokers that do not route by themselves; and what a settled message carries.
+
+Pure: RabbitMQ is told these facts once (declarations), the laptop's queue and the in-memory twin follow them here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dats_common.contracts.topology import (
+    DEAD_LETTERS_QUEUE,
+    EVENTS_EXCHANGE,
+    PUBLISHED_QUEUE,
+    QUEUES,
+    Queue,
+)
+
+ATTEMPT_HEADER = "x-attempt"
+ATTEMPTS_HEADER = "x-attempts"
+EVENT_TYPE_HEADER = "x-event-type"
+REASON_HEADER = "x-reason"
+SOURCE_QUEUE_HEADER = "x-source-queue"
+
+REASON_MAX_CHARS = 500
+"""A reason is for a list on a screen; a stack trace in a header would near the broker's frame limit."""
+
+PUBLISHED = Queue(PUBLISHED_QUEUE, EVENTS_EXCHANGE, ("embedding.*", "answer.recalled"))
+PUBLISHED_MAX_MESSAGES = 10_000
+"""About a day of events of a busy fleet; the oldest go first."""
+
+RETRY_RUNGS_S = (1, 5, 30)
+"""Delays of the retry ladder in seconds. Source: docs/architecture.md, "RabbitMQ"."""
+
+QUEUE_NAMES = frozenset(queue.name for queue in QUEUES) | {DEAD_LETTERS_QUEUE, PUBLISHED_QUEUE}
+
+
+def retry_queue(queue: str, rung_s: int) -> str:
+    """Name of the queue where messages of `queue` wait `rung_s` seconds."""
+    return f"{queue}.retry.{rung_s}s"
+
+
+def rung_for(delay_s: float) -> int:
+    """The shortest rung in seconds that waits at least `delay_s`; the longest one when none does."""
+    return next((rung_s for rung_s in RETRY_RUNGS_S if rung_s >= delay_s), RETRY_RUNGS_S[-1])
+
+
+def matches(pattern: str, routing_key: str) -> bool:
+    """Whether a topic binding takes a routing key: `*` stands for one word, `#` for any number of words.
+
+    Source: AMQP 0-9-1, section 3.1.3.3.
+    """
+    return _words_match(pattern.split("."), routing_key.split("."))
+
+
+def _words_match(pattern: Sequence[str], words: Sequence[str]) -> bool:
+    if not pattern:
+        return not words
+    head, rest = pattern[0], pattern[1:]
+    if head == "#":
+        return any(_words_match(rest, words[skipped:]) for skipped in range(len(words) + 1))
+    return bool(words) and head in ("*", words[0]) and _words_match(rest, words[1:])
+
+
+def destinations(exchange: str, routing_key: str) -> list[str]:
+    """Names of the fixed queues that take a message; empty when it is unroutable."""
+    return [
+        queue.name
+        for queue in (*QUEUES, PUBLISHED)
+        if queue.exchange == exchange and any(matches(pattern, routing_key) for pattern in queue.routing_keys)
+    ]
+
+
+def is_single_active(queue: str) -> bool:
+    """Whether one consumer at a time is served, the others standing by."""
+    return any(known.name == queue and known.single_active for known in QUEUES)
+
+
+def dead_letter_headers(
+    headers: Mapping[str, Any], *, reason: str, source_queue: str, attempts: int, event_type: str
+) -> dict[str, Any]:
+    """The message's headers plus why and where it ended. Its attempts start anew when somebody replays it."""
+    kept = {name: value for name, value in headers.items() if name != ATTEMPT_HEADER}
+    return kept | {
+        REASON_HEADER: reason[:REASON_MAX_CHARS],
+        SOURCE_QUEUE_HEADER: source_queue,
+        ATTEMPTS_HEADER: attempts,
+        EVENT_TYPE_HEADER: event_type,
+    }

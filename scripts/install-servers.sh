@@ -1,0 +1,52 @@
+#!/bin/sh
+# Installs the servers that the tests start privately: RabbitMQ and PostgreSQL, as Debian packages.
+# Instant when they are there. No system service is started or enabled to start.
+set -eu
+
+missing=""
+[ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] || missing="$missing rabbitmq-server"
+ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null 2>&1 || missing="$missing postgresql"
+
+# Servers named by URL need no program here.
+[ -z "${DATS_TEST_RABBITMQ_URL:-}" ] || missing=$(echo "$missing" | sed 's/ rabbitmq-server//')
+[ -z "${DATS_TEST_POSTGRES_URL:-}" ] || missing=$(echo "$missing" | sed 's/ postgresql//')
+[ -n "$missing" ] || exit 0
+
+by_hand="install$missing yourself, or set DATS_TEST_RABBITMQ_URL and DATS_TEST_POSTGRES_URL"
+if ! command -v apt-get >/dev/null 2>&1; then
+    echo "install-servers: not a Debian system: $by_hand; tests that need them are skipped (they fail where CI=true)" >&2
+    exit 0
+fi
+if [ "$(id -u)" -ne 0 ]; then
+    echo "install-servers: not root: run 'sudo $0', $by_hand; tests that need them are skipped (they fail where CI=true)" >&2
+    exit 0
+fi
+
+# Debian's packages start their service when they are installed, unless policy-rc.d says no (exit code 101), and
+# PostgreSQL's makes a cluster, which nobody wants: the tests make their own. Both answers are taken back afterwards.
+policy=/usr/sbin/policy-rc.d
+cluster=/etc/postgresql-common/createcluster.conf
+ours=""
+trap 'rm -f $ours' EXIT
+trap 'exit 1' INT TERM
+if [ ! -e "$policy" ]; then
+    ours="$ours $policy"
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod 755 "$policy"
+fi
+if [ ! -e "$cluster" ]; then
+    ours="$ours $cluster"
+    mkdir -p "$(dirname "$cluster")"
+    echo "create_main_cluster = false" >"$cluster"
+fi
+
+log=$(mktemp)
+ours="$ours $log"
+echo "install-servers: installing$missing (once; a minute or two)"
+export DEBIAN_FRONTEND=noninteractive
+# shellcheck disable=SC2086 # one word a package
+if ! { apt-get -qq update && apt-get -qq install -y --no-install-recommends $missing; } >"$log" 2>&1; then
+    tail -n 20 "$log" >&2
+    echo "install-servers: apt-get failed: $by_hand" >&2
+    exit 1
+fi
