@@ -1,0 +1,63 @@
+# One virtual environment, made by the targets: `make demo` and `make test` need nothing installed by hand.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+# sentence-transformers (the GPU writer's encoder, and the tests that hold it against the default one) needs PyTorch.
+# The demo and the laptop fleet do not. Which build the default index gives depends on the machine: CPU on some,
+# several GB of CUDA on others. Choose: make test TORCH='torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu'
+TORCH ?= torch==2.13.0
+
+PORT ?= 8000
+DATA ?= data
+
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help demo test up check bench reindex clean format schemas
+
+help: ## What there is
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.local: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing the laptop fleet (no PyTorch needed) into $(VENV) ..."
+	@$(PIP) --editable '.[local]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing everything for the tests into $(VENV): $(TORCH) first, then the rest ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	@$(PIP) --editable '.[dev]'
+	@touch $@ $(VENV)/.local
+
+demo: $(VENV)/.local ## Index real input, search it, taint it, see it gone (ends by itself)
+	@$(BIN)/dats-rag demo $(DEMO)
+
+test: $(VENV)/.dev servers ## Every test, with real RabbitMQ and PostgreSQL
+	@$(BIN)/python -m pytest $(TESTS)
+
+.PHONY: servers
+servers:
+	@sh scripts/install-servers.sh
+
+up: $(VENV)/.local ## The whole fleet on this machine, until Ctrl-C
+	@$(BIN)/dats-rag up --port $(PORT) --data $(DATA)
+
+check: $(VENV)/.dev ## Lint, types, import contracts
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+format: $(VENV)/.dev ## Let ruff write what it can
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.dev servers ## Ratios and latencies on this machine; writes docs/performance.md's table
+	@$(BIN)/python -m tests.bench $(BENCH)
+
+clean: ## Remove the virtual environment and caches (not the data)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
