@@ -101,7 +101,7 @@ class Pause:
     delay_s: float
 
 
-Outcome = httpx.Response | httpx.TransportError | TimeoutError | None
+Outcome = httpx.Response | httpx.RequestError | httpx.InvalidURL | TimeoutError | None
 Conversation = Generator[Send | Pause, Outcome, T]
 
 
@@ -234,10 +234,12 @@ def _error(outcome: Outcome, *, timeout_s: float) -> RAGError:
             error: RAGError = RAGUnavailable("no connection in time")
         case httpx.TimeoutException() | TimeoutError():
             error = RAGTimeout(f"no answer in {timeout_s} s")
-        case httpx.UnsupportedProtocol() | httpx.LocalProtocolError():
+        case httpx.InvalidURL() | httpx.UnsupportedProtocol() | httpx.LocalProtocolError():
             error = RAGInvalid(f"the request cannot be sent: {outcome}")
-        case _:
+        case httpx.TransportError():
             error = RAGUnavailable(f"no connection: {type(outcome).__name__}")
+        case _:
+            error = RAGUnexpected(f"the answer cannot be read: {type(outcome).__name__}")
     error.__cause__ = outcome
     return error
 

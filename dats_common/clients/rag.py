@@ -190,7 +190,7 @@ class RAGClient:
             # httpx bounds each phase; this bounds them together.
             async with asyncio.timeout(step.timeout_s):
                 return await self.client.request(**step.arguments(self.base_url))
-        except (httpx.TransportError, TimeoutError) as error:
+        except (httpx.RequestError, httpx.InvalidURL, TimeoutError) as error:
             return error
 
 
@@ -296,5 +296,5 @@ class RAGClientSync:
     def _send(self, step: wire.Send) -> wire.Outcome:
         try:
             return self.client.request(**step.arguments(self.base_url))
-        except httpx.TransportError as error:
+        except (httpx.RequestError, httpx.InvalidURL) as error:
             return error

@@ -96,6 +96,9 @@ def _one_is_a_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+_DocTypes = Annotated[list[Label], Field(min_length=1, max_length=MAX_TAGS, description="one of these")]
+
+
 class QueryFilters(_Request):
     """Narrows a search. `null` for a key means its default."""
 
@@ -103,9 +106,7 @@ class QueryFilters(_Request):
     exclude_tainted: Annotated[bool, Field(description="only true: withdrawn content is never served")] = True
     tags: Annotated[list[Tag], Field(min_length=1, max_length=MAX_TAGS, description="any of these")] | None = None
     doc_type: Annotated[
-        list[Label] | None,
-        BeforeValidator(_one_is_a_list, json_schema_input_type=str | list[str] | None),
-        Field(min_length=1, max_length=MAX_TAGS, description="one of these"),
+        _DocTypes | None, BeforeValidator(_one_is_a_list, json_schema_input_type=Label | _DocTypes | None)
     ] = None
     artifact_ids: Annotated[list[ArtifactId], Field(min_length=1, max_length=MAX_FILTER_IDS)] | None = None
 

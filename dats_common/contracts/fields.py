@@ -109,7 +109,8 @@ def _message(error: Mapping[str, Any]) -> str:
 
 def _path(location: Sequence[int | str]) -> str:
     path = ""
-    for part in location:
+    # A web framework puts in front where the value came from.
+    for part in location[1:] if len(location) > 1 and location[0] == "body" else location:
         if isinstance(part, int):
             path += f"[{part}]"
         else:
