@@ -13,31 +13,25 @@ ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/n
 [ -n "$missing" ] || exit 0
 
 by_hand="install$missing yourself, or set DATS_TEST_RABBITMQ_URL and DATS_TEST_POSTGRES_URL"
+otherwise="Tests that need them are skipped (where CI=true, they fail)."
 if ! command -v apt-get >/dev/null 2>&1; then
-    echo "install-servers: not a Debian system: $by_hand; tests that need them are skipped (they fail where CI=true)" >&2
+    echo "install-servers: not a Debian system: $by_hand. $otherwise" >&2
     exit 0
 fi
 if [ "$(id -u)" -ne 0 ]; then
-    echo "install-servers: not root: run 'sudo $0', $by_hand; tests that need them are skipped (they fail where CI=true)" >&2
+    echo "install-servers: not root: run 'sudo $0', or $by_hand. $otherwise" >&2
     exit 0
 fi
 
-# Debian's packages start their service when they are installed, unless policy-rc.d says no (exit code 101), and
-# PostgreSQL's makes a cluster, which nobody wants: the tests make their own. Both answers are taken back afterwards.
+# Debian's packages start their service when they are installed, unless policy-rc.d says no (exit code 101).
 policy=/usr/sbin/policy-rc.d
-cluster=/etc/postgresql-common/createcluster.conf
 ours=""
 trap 'rm -f $ours' EXIT
 trap 'exit 1' INT TERM
 if [ ! -e "$policy" ]; then
-    ours="$ours $policy"
+    ours="$policy"
     printf '#!/bin/sh\nexit 101\n' >"$policy"
     chmod 755 "$policy"
-fi
-if [ ! -e "$cluster" ]; then
-    ours="$ours $cluster"
-    mkdir -p "$(dirname "$cluster")"
-    echo "create_main_cluster = false" >"$cluster"
 fi
 
 log=$(mktemp)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -16,6 +15,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeVar
 
 import aio_pika
+import structlog
 from aio_pika import DeliveryMode, ExchangeType, Message
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage, AbstractQueue
 from aio_pika.exceptions import (
@@ -46,7 +46,7 @@ from dats_common.contracts.topology import (
 from dats_common.errors import BrokerUnavailable, ConfigurationError
 from dats_common.ports import Delivery, Subscription
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(component="rabbitmq")
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ Report = Callable[[float, BrokerUnavailable], None]
 
 def report_wait(waited_s: float, error: BrokerUnavailable) -> None:
     """Log that the broker is still away."""
-    log.warning("broker_waited", extra={"waited_s": round(waited_s, 1), "error": str(error)})
+    log.warning("broker_waited", waited_s=round(waited_s, 1), error=str(error))
 
 
 @contextmanager
@@ -487,7 +487,7 @@ class RabbitSubscription:
         try:
             await self._publisher.publish(DEFAULT_EXCHANGE, queue, _copied_message(delivery, headers))
         except BrokerUnavailable as error:
-            log.warning("message_not_moved", extra={"queue": queue, "error": str(error)})
+            log.warning("message_not_moved", queue=queue, error=str(error))
             await self.give_back(delivery)
         else:
             await self.ack(delivery)

@@ -510,6 +510,7 @@ class SqliteBus:
     def __init__(self, worker: _Worker) -> None:
         self._worker = worker
         self._subscriptions: set[SqliteSubscription] = set()
+        self._has_subscriptions = asyncio.Event()
         self._change = _Change()
 
     async def publish(self, routing_key: str, body: Mapping[str, Any], *, event_id: str) -> None:
@@ -591,7 +592,8 @@ class SqliteBus:
         """Notice what other processes write, for ever."""
         seen = None
         while True:
-            await asyncio.sleep(LISTEN_S if self._subscriptions else BEAT_S)
+            await self._has_subscriptions.wait()
+            await asyncio.sleep(LISTEN_S)
             with suppress(BrokerUnavailable):
                 now = await self._worker.read(_File.changes)
                 if now != seen:
@@ -602,10 +604,13 @@ class SqliteBus:
     async def _subscribed(self, subscription: SqliteSubscription) -> AsyncIterator[SqliteSubscription]:
         await subscription.register()
         self._subscriptions.add(subscription)
+        self._has_subscriptions.set()
         try:
             yield subscription
         finally:
             self._subscriptions.discard(subscription)
+            if not self._subscriptions:
+                self._has_subscriptions.clear()
             await subscription.close()
 
 

@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import aio_pika
 import pytest
@@ -521,9 +521,7 @@ async def line(process: asyncio.subprocess.Process) -> str:
 
 
 @pytest.mark.parametrize("queue", [VALIDATED_QUEUE, TAINTS_QUEUE])
-async def test_sqlite_messages_of_a_killed_process_come_to_the_survivor(
-    tmp_path: Path, queue: str, record_property: Callable[[str, Any], None]
-) -> None:
+async def test_sqlite_messages_of_a_killed_process_come_to_the_survivor(tmp_path: Path, queue: str) -> None:
     path = tmp_path / "bus.sqlite"
     key = {VALIDATED_QUEUE: TASK_VALIDATED, TAINTS_QUEUE: ARTIFACT_TAINTED}[queue]
     async with (
@@ -545,15 +543,12 @@ async def test_sqlite_messages_of_a_killed_process_come_to_the_survivor(
             deliveries.append(await take_one(survivor))
             await survivor.ack(deliveries[-1])
         took_over_s = time.monotonic() - killed
-    record_property("took_over_s", round(took_over_s, 2))
     assert [d.body.decode() for d in deliveries] == theirs
     assert all(d.redelivered for d in deliveries)
     assert took_over_s < 4
 
 
-async def test_sqlite_a_publish_wakes_another_process_at_once(
-    tmp_path: Path, record_property: Callable[[str, Any], None]
-) -> None:
+async def test_sqlite_a_publish_wakes_another_process_at_once(tmp_path: Path) -> None:
     path = tmp_path / "bus.sqlite"
     delays_s = []
     async with consumer_process(path, TAINTS_QUEUE) as process, open_sqlite_bus(path) as bus:
@@ -563,7 +558,6 @@ async def test_sqlite_a_publish_wakes_another_process_at_once(
             await line(process)
             delays_s.append(time.monotonic() - published)
     median_s = sorted(delays_s)[len(delays_s) // 2]
-    record_property("median_wake_s", round(median_s, 4))
     assert median_s < BEAT_S / 2  # noticed, not found by the regular look
 
 
@@ -618,6 +612,21 @@ async def test_rabbitmq_a_publish_without_its_queue_is_refused(rabbitmq: RabbitS
     async with open_rabbitmq(rabbitmq.url, connect_timeout_s=DEADLINE_S) as bus:
         await publish(bus, 3, routing_key=EMBEDDING_COMPLETED)
         assert await bus.depth(PUBLISHED_QUEUE) == 1
+
+
+@pytest.mark.rabbitmq
+async def test_rabbitmq_a_retry_that_its_queue_does_not_take_comes_again(rabbitmq: RabbitServer) -> None:
+    await purge(rabbitmq.url)
+    async with (
+        open_rabbitmq(rabbitmq.url, connect_timeout_s=DEADLINE_S) as bus,
+        bus.subscribe(VALIDATED_QUEUE, prefetch=1) as subscription,
+        await aio_pika.connect(rabbitmq.url) as raw,
+    ):
+        await (await raw.channel()).queue_delete(retry_queue(VALIDATED_QUEUE, 1))
+        await publish(bus, 1)
+        await subscription.retry(await take_one(subscription), delay_s=1)
+        again = await take_one(subscription)
+        assert (again.attempt, again.redelivered) == (1, True)
 
 
 @pytest.mark.rabbitmq
