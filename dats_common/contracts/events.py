@@ -5,6 +5,7 @@ Source: spec 1 "Events"; the envelope has CloudEvents 1.0 names, and on input on
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
@@ -269,13 +270,17 @@ def _usable_ids(data: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     elif several is not None:
         rejected.append("artifact_ids: a list is needed")
     usable: list[str] = []
-    adapter: TypeAdapter[str] = TypeAdapter(ArtifactId, config=ConfigDict(strict=True))
     for where, item in named:
         try:
-            usable.append(adapter.validate_python(item))
+            usable.append(_artifact_id().validate_python(item))
         except ValidationError as error:
             rejected.append(f"{where}: {explain(error.errors(include_input=False))[0][1]}")
     return unique(usable), rejected
+
+
+@functools.cache
+def _artifact_id() -> TypeAdapter[str]:
+    return TypeAdapter(ArtifactId, config=ConfigDict(strict=True))
 
 
 def _read(model: type[Data], value: Any, *, at: str = "") -> Data:
