@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from dats_common.contracts.events import (
+    ValidatedData,
     build_completed,
     build_embed_command,
     build_failed,
@@ -226,6 +228,12 @@ def test_missing_data_is_named() -> None:
 )
 def test_a_field_that_breaks_the_contract_is_named_and_not_quoted(changes: dict[str, Any], field: str) -> None:
     assert refused({"data": data(**changes)}).startswith(f"{field}: ")
+
+
+def test_a_validation_error_that_reaches_a_log_does_not_quote_the_input() -> None:
+    with pytest.raises(ValidationError) as caught:
+        ValidatedData.model_validate(data(content=[SECRET]))
+    assert "hunter2" not in str(caught.value)
 
 
 def test_long_content_is_refused_with_the_unit_it_exceeds() -> None:
