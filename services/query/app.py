@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
 from typing import Any
 
@@ -17,24 +15,15 @@ from services.query.problems import install_problems
 from services.query.services import QueryServices
 
 
-def build_app(
-    open_services: Callable[[], AbstractAsyncContextManager[QueryServices]], *, body_limit_bytes: int
-) -> FastAPI:
-    """An app that opens its services when it starts and closes them when it ends."""
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with open_services() as services:
-            app.state.services = services
-            yield
-
+def build_app(services: QueryServices, *, body_limit_bytes: int) -> FastAPI:
+    """The app over services that somebody else opens and closes."""
     app = FastAPI(
         title="DATS RAG",
         version=version("dats-rag"),
         description="Context retrieval and embedding management. Errors are RFC 9457 problem documents.",
-        lifespan=lifespan,
         redirect_slashes=False,
     )
+    app.state.services = services
     app.include_router(routes.router)
     app.add_api_route("/metrics", routes.metrics, methods=["GET"], include_in_schema=False)
     install_problems(app)

@@ -25,7 +25,6 @@ MODES: Mapping[str, frozenset[Leg]] = MappingProxyType(
 )
 
 _OVER_FETCH = 1.5  # the guard drops what fell or was replaced meanwhile; usually nothing
-_LEAST_CANDIDATES = 30  # fewer would starve fusion: a chunk third in both legs must be seen by both
 _MOST_CANDIDATES = 400
 _ROUNDS = 4  # re-reads after a replaced or withdrawn candidate, refills after dropped ones: then it is good enough
 
@@ -96,12 +95,14 @@ class QueryEngine:
         index: Index,
         ledger: Ledger,
         min_similarity: float,
+        least_candidates: int,
         weights: LegWeights,
     ) -> None:
         self._encoder = encoder
         self._index = index
         self._ledger = ledger
         self._min_similarity = min_similarity
+        self._least_candidates = least_candidates  # fewer would starve fusion
         self._weights = weights
 
     async def retrieve(self, question: Question) -> Retrieved:
@@ -114,7 +115,7 @@ class QueryEngine:
         legs = MODES[question.mode]
         terms = sparse.encode_query(question.text) if "sparse" in legs else None
         watch.lap("encode")
-        limit = min(_MOST_CANDIDATES, max(_LEAST_CANDIDATES, int(question.top_k * _OVER_FETCH)))
+        limit = min(_MOST_CANDIDATES, max(self._least_candidates, int(question.top_k * _OVER_FETCH)))
         dropped = 0
         hits: tuple[Hit, ...] = ()
         context = Context("", (), 0)

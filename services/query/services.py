@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from dats_common.errors import Unavailable
@@ -26,24 +26,6 @@ class QueryLimits:
     embed_wait_s: float
     queue_max_size: int
     skew_s: float
-    body_limit_bytes: int
-
-
-@dataclass(slots=True)
-class QueryServices:
-    """One replica's parts; stateless but for errands under way."""
-
-    engine: QueryEngine
-    encoder: Encoder
-    index: Index
-    ledger: Ledger
-    bus: Bus
-    relay: Relay
-    sweeper: Sweeper
-    metrics: Metrics
-    limits: QueryLimits
-    index_memory: Callable[[], int]
-    errands: Errands = field(default_factory=lambda: Errands())
 
 
 class Errands:
@@ -73,3 +55,20 @@ class Errands:
             _, late = await asyncio.wait(self._tasks, timeout=timeout_s)
             for task in late:
                 task.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class QueryServices:
+    """One replica's parts."""
+
+    engine: QueryEngine
+    encoder: Encoder
+    index: Index
+    ledger: Ledger
+    bus: Bus
+    relay: Relay
+    sweeper: Sweeper
+    metrics: Metrics
+    limits: QueryLimits
+    index_memory: Callable[[], int]
+    errands: Errands

@@ -1,0 +1,212 @@
+"""Which adapter a setting means: the one place where a URL becomes an object, for both services."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from dats_common.errors import BrokerUnavailable, ConfigurationError
+from dats_common.fingerprint import fingerprint
+from dats_common.ports import Bus, Delivery, Encoder, Index, Ledger, Subscription
+from dats_common.settings import Settings
+from dats_common.telemetry.logs import log
+
+DEFAULT_MODEL = "all-MiniLM-L6-v2"
+
+
+def ledger_url(settings: Settings) -> str:
+    """The ledger's URL: the one that is set, else SQLite under the data directory."""
+    return settings.sql.url.get_secret_value() or f"sqlite:///{settings.data_dir / 'ledger.db'}"
+
+
+def engine_dir(settings: Settings) -> Path:
+    """Where the embedded Qdrant engine keeps its collections."""
+    return settings.data_dir / "qdrant"
+
+
+def bus_file(settings: Settings) -> Path:
+    """The embedded broker's queue. A file of its own: it must not wait for the ledger's write lock, nor hold it."""
+    return settings.data_dir / "bus.db"
+
+
+@asynccontextmanager
+async def open_ledger(settings: Settings) -> AsyncIterator[Ledger]:
+    """The ledger, migrated. Raises: ConfigurationError, LedgerUnavailable."""
+    from dats_common.adapters.sql.ledger import open_ledger as open_sql_ledger
+
+    async with open_sql_ledger(ledger_url(settings), timeout_s=settings.sql.timeout_s) as ledger:
+        yield ledger
+
+
+@asynccontextmanager
+async def open_index(settings: Settings) -> AsyncIterator[Index]:
+    """The Qdrant server that is set, else the embedded engine that runs on the data directory.
+
+    Raises: ConfigurationError: nothing is set and no engine runs there.
+    """
+    from dats_common.adapters.qdrant import open_qdrant
+
+    store = settings.qdrant
+    host, grpc_port = store.host, store.grpc_port
+    if store.is_embedded:
+        host, grpc_port = "127.0.0.1", running_engine_port(settings)
+    async with open_qdrant(
+        collection=store.collection,
+        host=host or None,
+        grpc_port=grpc_port,
+        rest_port=store.port,
+        url=store.url or None,
+        api_key=store.api_key.get_secret_value() or None,
+        timeout_s=store.timeout_s,
+    ) as index:
+        yield index
+
+
+def running_engine_port(settings: Settings) -> int:
+    """Where the engine that owns the data directory listens. Raises: ConfigurationError: none does."""
+    try:
+        port = json.loads((engine_dir(settings) / "engine.lock").read_text()).get("port")
+    except (OSError, ValueError):
+        port = None
+    if not port:
+        raise ConfigurationError(
+            f"no Qdrant is set and no engine runs on {engine_dir(settings)}: "
+            "set QDRANT_HOST, start `dats-rag engine`, or start everything with `dats-rag up`"
+        )
+    return int(port)
+
+
+async def prepare_index(index: Index, encoder: Encoder) -> None:
+    """Create the collection or check that `encoder` speaks its vectors. Raises: ConfigurationError."""
+    await index.prepare(await fingerprint(encoder))
+
+
+@asynccontextmanager
+async def open_encoder(settings: Settings, *, for_writer: bool) -> AsyncIterator[Encoder]:
+    """The encoder that the settings name.
+
+    `auto`: a promised device (`cuda:N`) or another model than the packaged one asks for sentence-transformers; the
+    rest is served without PyTorch.
+
+    Raises: ConfigurationError: the model, the library or the promised GPU is missing.
+    """
+    from dats_common.adapters.encoder_openvino import open_openvino_encoder
+    from dats_common.adapters.encoder_st import open_sentence_transformers_encoder
+
+    chosen, device = settings.embedding, settings.embedding.device
+    model = settings.lightrag.embedding_model
+    # The GPU is the writer's: a replica on the same machine encodes single queries on the CPU.
+    wants_gpu = for_writer and device.startswith("cuda")
+    packaged = model == DEFAULT_MODEL
+    if chosen.backend == "openvino" and not packaged:
+        raise ConfigurationError(
+            f"embedding.backend openvino carries only {DEFAULT_MODEL}; for {model!r} set it to sentence-transformers"
+        )
+    if chosen.backend == "openvino" or (chosen.backend == "auto" and packaged and not wants_gpu):
+        async with open_openvino_encoder(threads=chosen.threads or None) as encoder:
+            yield encoder
+        return
+    async with open_sentence_transformers_encoder(
+        model, device=device if wants_gpu else "cpu", batch_size=chosen.micro_batch
+    ) as other:
+        yield other
+
+
+@asynccontextmanager
+async def open_bus(settings: Settings, *, name: str, patient: bool = True) -> AsyncIterator[Bus]:
+    """The broker that is set, else the durable queue under the data directory.
+
+    Args:
+        patient: wait for a broker that is away, saying so; otherwise raise after the settings' connect timeout.
+
+    Raises: BrokerUnavailable, ConfigurationError.
+    """
+    from dats_common.adapters.rabbitmq import open_rabbitmq
+    from dats_common.adapters.sqlite_bus import open_sqlite_bus
+
+    broker = settings.rabbitmq
+    if broker.is_embedded:
+        async with open_sqlite_bus(bus_file(settings)) as queue:
+            yield queue
+        return
+    async with open_rabbitmq(
+        broker.amqp_url,
+        name=name,
+        publish_timeout_s=broker.publish_timeout_s,
+        connect_timeout_s=None if patient else broker.connect_timeout_s,
+        heartbeat_s=broker.heartbeat_s,
+        report=lambda waited_s, error: log(name).warning(
+            "broker_waited", waited_s=round(waited_s, 1), detail=str(error)
+        ),
+    ) as bus:
+        yield bus
+
+
+@asynccontextmanager
+async def open_bus_in_background(settings: Settings, *, name: str) -> AsyncIterator[Bus]:
+    """A bus that may not be there yet: a replica answers queries and commits taints without any broker."""
+    later = _BusLater()
+    opened = asyncio.Event()
+    stop = asyncio.Event()
+
+    async def hold() -> None:
+        try:
+            async with open_bus(settings, name=name) as bus:
+                later.bus = bus
+                opened.set()
+                await stop.wait()
+        except (BrokerUnavailable, ConfigurationError) as error:
+            later.reason = str(error)
+            log(name).error("broker_refused", detail=str(error))
+        finally:
+            later.bus = None
+            opened.set()
+
+    task = asyncio.create_task(hold(), name="bus")
+    try:
+        # Usually there at once: then the first request finds it.
+        await asyncio.wait([asyncio.ensure_future(opened.wait())], timeout=_FIRST_CONNECT_S)
+        yield later
+    finally:
+        stop.set()
+        if not opened.is_set():
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+_FIRST_CONNECT_S = 2.0
+
+
+class _BusLater:
+    """`ports.Bus` that says "away" until the real one has connected."""
+
+    def __init__(self) -> None:
+        self.bus: Bus | None = None
+        self.reason = "not connected yet"
+
+    def _ready(self) -> Bus:
+        if self.bus is None:
+            raise BrokerUnavailable(f"the broker is away: {self.reason}")
+        return self.bus
+
+    async def publish(self, routing_key: str, body: Mapping[str, Any], *, event_id: str) -> None:
+        await self._ready().publish(routing_key, body, event_id=event_id)
+
+    async def command(self, body: Mapping[str, Any], *, event_id: str) -> None:
+        await self._ready().command(body, event_id=event_id)
+
+    def subscribe(self, queue: str, *, prefetch: int) -> AbstractAsyncContextManager[Subscription]:
+        return self._ready().subscribe(queue, prefetch=prefetch)
+
+    def watch(self, *routing_keys: str) -> AbstractAsyncContextManager[AsyncIterator[Delivery]]:
+        return self._ready().watch(*routing_keys)
+
+    async def depth(self, queue: str) -> int:
+        return await self._ready().depth(queue)
+
+    async def ping(self) -> None:
+        await self._ready().ping()

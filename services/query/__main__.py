@@ -1,0 +1,93 @@
+"""`python -m services.query`: one query replica."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dats_common.errors import ConfigurationError, DatsError
+from dats_common.settings import Settings, load_settings
+from dats_common.telemetry.logs import configure_logs, log
+
+EXIT_CONFIGURATION = 78  # EX_CONFIG of sysexits.h
+EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE
+_BACKLOG = 512
+
+
+def run(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT; requests in hand are finished. Returns the exit status."""
+    configure_logs(service="query")
+    try:
+        with asyncio.Runner(loop_factory=_loop) as runner:
+            runner.run(_serve(settings))
+    except ConfigurationError as error:
+        log("query").error("start_refused", detail=str(error))
+        return EXIT_CONFIGURATION
+    except DatsError as error:
+        log("query").error("start_failed", detail=str(error))
+        return EXIT_UNAVAILABLE
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # not made for Windows
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+async def _serve(settings: Settings) -> None:
+    import uvicorn
+
+    from services.query.app import build_app
+    from services.query.wiring import open_query_services
+
+    with _listening(settings.server.host, settings.server.port) as listener:
+        async with open_query_services(settings) as services:
+            app = build_app(services, body_limit_bytes=settings.server.body_limit_bytes)
+            config = uvicorn.Config(
+                app,
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                limit_concurrency=_BACKLOG,
+                timeout_graceful_shutdown=round(settings.query.deadline_s + settings.query.embed_wait_s),
+            )
+            log("query").info("serving", host=settings.server.host, port=settings.server.port)
+            await uvicorn.Server(config).serve(sockets=[listener])
+    log("query").info("stopped")
+
+
+@contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    """Bind before anything is loaded, so that a taken port is told at once. Raises: ConfigurationError."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot listen on {host}:{port}: {error.strerror}; choose another port with --port or PORT"
+            ) from error
+        yield listener
+
+
+def main() -> int:
+    """Settings from the environment, then `run`."""
+    try:
+        return run(load_settings(None, os.environ))
+    except ConfigurationError as error:
+        sys.stderr.write(f"dats-rag query: {error}\n")
+        return EXIT_CONFIGURATION
+
+
+if __name__ == "__main__":
+    sys.exit(main())

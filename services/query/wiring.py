@@ -1,0 +1,62 @@
+"""The composition root of a query replica."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from dats_common.domain.fusion import LegWeights
+from dats_common.maintenance.relay import Relay
+from dats_common.maintenance.sweep import Sweeper
+from dats_common.settings import Settings
+from dats_common.telemetry.memory import resident_bytes
+from dats_common.telemetry.metrics import Metrics
+from services.backends import open_bus_in_background, open_encoder, open_index, open_ledger, prepare_index
+from services.query.engine import QueryEngine
+from services.query.services import Errands, QueryLimits, QueryServices
+
+_ERRANDS_END_S = 5.0
+
+
+@asynccontextmanager
+async def open_query_services(settings: Settings) -> AsyncIterator[QueryServices]:
+    """Everything one replica stands on.
+
+    Raises: ConfigurationError: a setting is wrong, or the collection was written by another model.
+    """
+    async with (
+        open_ledger(settings) as ledger,
+        open_encoder(settings, for_writer=False) as encoder,
+        open_index(settings) as index,
+        open_bus_in_background(settings, name="query") as bus,
+    ):
+        await prepare_index(index, encoder)
+        errands = Errands()
+        try:
+            yield QueryServices(
+                engine=QueryEngine(
+                    encoder=encoder,
+                    index=index,
+                    ledger=ledger,
+                    min_similarity=settings.query.min_similarity,
+                    least_candidates=settings.query.candidates,
+                    weights=LegWeights(dense=settings.query.fusion.vector, sparse=settings.query.fusion.keyword),
+                ),
+                encoder=encoder,
+                index=index,
+                ledger=ledger,
+                bus=bus,
+                relay=Relay(ledger=ledger, bus=bus),
+                sweeper=Sweeper(ledger=ledger, index=index),
+                metrics=Metrics(),
+                limits=QueryLimits(
+                    deadline_s=settings.query.deadline_s,
+                    embed_wait_s=settings.query.embed_wait_s,
+                    queue_max_size=settings.embedding.queue_max_size,
+                    skew_s=settings.events.skew_s,
+                ),
+                errands=errands,
+                index_memory=resident_bytes,
+            )
+        finally:
+            await errands.finish(timeout_s=_ERRANDS_END_S)

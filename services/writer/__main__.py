@@ -1,0 +1,83 @@
+"""`python -m services.writer`: the embedding writer, active or waiting as a standby."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+from dats_common.errors import ConfigurationError, DatsError
+from dats_common.settings import Settings, load_settings
+from dats_common.telemetry.logs import configure_logs, log
+
+EXIT_CONFIGURATION = 78  # EX_CONFIG of sysexits.h
+EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE
+
+
+def run(settings: Settings) -> int:
+    """Consume until SIGTERM or SIGINT, then drain. Returns the exit status."""
+    configure_logs(service="writer")
+    try:
+        asyncio.run(_consume(settings))
+    except ConfigurationError as error:
+        log("writer").error("start_refused", detail=str(error))
+        return EXIT_CONFIGURATION
+    except DatsError as error:
+        log("writer").error("start_failed", detail=str(error))
+        return EXIT_UNAVAILABLE
+    return 0
+
+
+async def _consume(settings: Settings) -> None:
+    from services.writer.progress import watchdog
+    from services.writer.wiring import Writer, open_writer
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+    async def until_stopped(writer: Writer) -> None:
+        work = asyncio.create_task(writer.consumer.run(), name="consumer")
+        beside = [
+            asyncio.create_task(writer.beat(), name="heartbeat"),
+            asyncio.create_task(writer.relay_periodically(), name="relay"),
+            asyncio.create_task(writer.sweep_periodically(), name="sweep"),
+        ]
+        stopped = asyncio.create_task(stop.wait(), name="stop")
+        try:
+            await asyncio.wait([work, stopped, *beside], return_when=asyncio.FIRST_COMPLETED)
+            log("writer").info("draining", seconds=settings.events.drain_s)
+            await writer.consumer.stop()
+            await asyncio.wait([work], timeout=settings.events.drain_s)
+            for task in (work, *beside):
+                if task.done() and not task.cancelled():
+                    task.result()  # a loop that failed must not end as a success
+        finally:
+            stopped.cancel()
+            for task in (work, *beside):
+                task.cancel()
+            await asyncio.gather(work, stopped, *beside, return_exceptions=True)
+            await writer.farewell()
+
+    async with open_writer(settings) as writer:
+        log("writer").info(
+            "consuming", writer_id=writer.writer_id, model=writer.encoder.model, backend=writer.encoder.backend
+        )
+        with watchdog(writer.progress, limit_s=settings.events.watchdog_s):
+            await until_stopped(writer)
+    log("writer").info("stopped")
+
+
+def main() -> int:
+    """Settings from the environment, then `run`."""
+    try:
+        return run(load_settings(None, os.environ))
+    except ConfigurationError as error:
+        sys.stderr.write(f"dats-rag writer: {error}\n")
+        return EXIT_CONFIGURATION
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""What the writer's loops tell telemetry."""
+
+from __future__ import annotations
+
+import time
+
+from dats_common.domain.taint import FlipVerdict, Verdict
+from dats_common.telemetry.logs import log
+from dats_common.telemetry.metrics import Metrics
+from services.writer.handlers import Handled
+
+_SHOWN = frozenset({FlipVerdict.LIVE, Verdict.UNCHANGED})
+
+
+class MetricsObserver:
+    """`consumer.Observer` on Prometheus and the log."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def embedded(self, handled: Handled, *, seconds: float) -> None:
+        """Count and time; from the producer's time to visibility only where the producer gave one."""
+        verdict = handled.verdict.value if handled.verdict and not handled.error else "failed"
+        self._metrics.events_handled.labels(verdict=verdict).inc()
+        self._metrics.embedding_latency.observe(seconds)
+        claimed = handled.event.time.claimed if handled.event else None
+        if handled.verdict in _SHOWN and claimed is not None and not handled.error:
+            self._metrics.event_to_searchable.observe(max(0.0, time.time() - claimed / 1e6))
+
+    def tainted(self, *, chunks: int) -> None:
+        """Count a committed taint."""
+        self._metrics.invalidations.labels(reason="taint").inc()
+        self._metrics.chunks_removed.inc(chunks)
+
+    def settled(self, queue: str, settlement: str, *, reason: str = "") -> None:
+        """Count and log what was not acknowledged."""
+        self._metrics.deliveries_settled.labels(queue=queue, how=settlement).inc()
+        log("writer").warning("delivery_not_acknowledged", queue=queue, how=settlement, reason=reason[:300])

@@ -1,0 +1,202 @@
+"""The composition root of a writer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from dats_common.adapters.lightrag import open_lightrag_indexer
+from dats_common.contracts.topology import COMMANDS_QUEUE, VALIDATED_QUEUE
+from dats_common.errors import Unavailable
+from dats_common.maintenance.relay import Relay
+from dats_common.maintenance.sweep import Sweeper
+from dats_common.ports import Bus, Encoder, Heartbeat, Index, Ledger
+from dats_common.settings import Settings
+from dats_common.telemetry.logs import log
+from dats_common.telemetry.metrics import Metrics
+from services.backends import open_bus, open_encoder, open_index, open_ledger, prepare_index
+from services.writer.consumer import Consumer, Limits
+from services.writer.handlers import EventHandlers
+from services.writer.leadership import Leadership
+from services.writer.observer import MetricsObserver
+from services.writer.pipeline import EmbeddingPipeline
+from services.writer.progress import Progress
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+BEAT_INTERVAL_S = 2.0
+RELAY_INTERVAL_S = 1.0
+_PING_TIMEOUT_S = 3.0
+
+
+class ProgressEncoder:
+    """An encoder that reports each encoded batch as progress: a hung one is what the watchdog is for."""
+
+    def __init__(self, encoder: Encoder, progress: Progress) -> None:
+        self._encoder = encoder
+        self._progress = progress
+        self.model = encoder.model
+        self.backend = encoder.backend
+        self.dimension = encoder.dimension
+        self.max_tokens = encoder.max_tokens
+        self.token_spans = encoder.token_spans
+
+    async def encode(self, texts: Sequence[str], *, kind: Literal["query", "document"]) -> npt.NDArray[np.float32]:
+        """As the encoder, in batches small enough to be called progress."""
+        vectors = await self._encoder.encode(texts, kind=kind)
+        self._progress.moved()
+        return vectors
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """A writer put together; `consumer.run()` is its work, the rest goes on beside it."""
+
+    writer_id: str
+    consumer: Consumer
+    leadership: Leadership
+    relay: Relay
+    sweeper: Sweeper
+    ledger: Ledger
+    index: Index
+    bus: Bus
+    encoder: Encoder
+    metrics: Metrics
+    progress: Progress
+    sweep_interval_s: float
+
+    async def beat(self) -> None:
+        """Tell the ledger how we are, until cancelled."""
+        while True:
+            try:
+                await self._beat_once("active" if self.leadership.is_active else "standby")
+            except Unavailable as error:
+                log("writer").warning("heartbeat_missed", detail=str(error))
+            await asyncio.sleep(BEAT_INTERVAL_S)
+
+    async def farewell(self) -> None:
+        """The last beat: we are going."""
+        try:
+            await self._beat_once("draining")
+        except Unavailable as error:
+            log("writer").warning("heartbeat_missed", detail=str(error))
+
+    async def _beat_once(self, state: Literal["active", "standby", "draining"]) -> None:
+        pending = await self.bus.depth(VALIDATED_QUEUE) + await self.bus.depth(COMMANDS_QUEUE)
+        self.metrics.queue_size.set(pending)
+        self.metrics.writer_active.set(self.leadership.is_active)
+        await self.ledger.beat(
+            Heartbeat(
+                writer_id=self.writer_id,
+                state=state,
+                pending=pending,
+                processing=self.consumer.processing,
+                model=self.encoder.model,
+                backend=self.encoder.backend,
+            )
+        )
+
+    async def relay_periodically(self) -> None:
+        """Publish what other processes queued, and what failed before, until cancelled."""
+        while True:
+            try:
+                await self.relay.drain()
+            except Unavailable as error:
+                log("writer").warning("relay_postponed", detail=str(error))
+            await asyncio.sleep(RELAY_INTERVAL_S)
+
+    async def sweep_periodically(self) -> None:
+        """Remove what is left of dead generations anywhere, until cancelled."""
+        while True:
+            await asyncio.sleep(self.sweep_interval_s)
+            try:
+                removed = await self.sweeper.sweep_all()
+            except Unavailable as error:
+                log("writer").warning("sweep_postponed", detail=str(error))
+                continue
+            self.metrics.swept.inc(removed)
+            if removed:
+                log("writer").info("dead_generations_swept", removed=removed)
+
+
+@asynccontextmanager
+async def open_writer(settings: Settings) -> AsyncIterator[Writer]:
+    """Everything a writer stands on; it waits for the broker, saying so.
+
+    Raises: ConfigurationError: a setting is wrong, the promised GPU is missing, or the collection is another model's.
+    """
+    progress = Progress()
+    metrics = Metrics()
+    async with (
+        open_ledger(settings) as ledger,
+        open_encoder(settings, for_writer=True) as bare_encoder,
+        open_index(settings) as index,
+        open_bus(settings, name="writer") as bus,
+    ):
+        await prepare_index(index, bare_encoder)
+        encoder = ProgressEncoder(bare_encoder, progress)
+        chunking = settings.lightrag.chunking
+        async with open_lightrag_indexer(
+            encoder=encoder,
+            index=index,
+            ledger=ledger,
+            working_dir=str(settings.working_dir),
+            max_tokens=chunking.max_chunk_size,
+            overlap_tokens=chunking.overlap,
+            strategy=chunking.strategy,
+        ) as indexer:
+            writer_id = f"{socket.gethostname()}:{os.getpid()}"
+            leadership = Leadership(ledger, writer_id)
+            sweeper = Sweeper(ledger=ledger, index=index)
+            relay = Relay(ledger=ledger, bus=bus)
+            pipeline = EmbeddingPipeline(ledger=ledger, indexer=indexer, leadership=leadership, sweeper=sweeper)
+            consumer = Consumer(
+                bus=bus,
+                ledger=ledger,
+                handlers=EventHandlers(ledger=ledger, pipeline=pipeline, skew_s=settings.events.skew_s),
+                leadership=leadership,
+                relay=relay,
+                sweeper=sweeper,
+                progress=progress,
+                observer=MetricsObserver(metrics),
+                healthy=lambda: _all_answer(ledger, index, bus),
+                limits=Limits(
+                    batch_size=settings.embedding.batch_size,
+                    linger_s=settings.embedding.linger_ms / 1e3,
+                    prefetch=min(settings.embedding.queue_max_size, 4 * settings.embedding.batch_size),
+                    retry_attempts=settings.embedding.retry_attempts,
+                ),
+            )
+            yield Writer(
+                writer_id=writer_id,
+                consumer=consumer,
+                leadership=leadership,
+                relay=relay,
+                sweeper=sweeper,
+                ledger=ledger,
+                index=index,
+                bus=bus,
+                encoder=encoder,
+                metrics=metrics,
+                progress=progress,
+                sweep_interval_s=settings.events.sweep_interval_s,
+            )
+
+
+async def _all_answer(ledger: Ledger, index: Index, bus: Bus) -> bool:
+    """Whether what every event needs is there: if not, no event is to blame for failing."""
+    try:
+        async with asyncio.timeout(_PING_TIMEOUT_S):
+            await ledger.ping()
+            await index.ping()
+            await bus.ping()
+    except (Unavailable, TimeoutError):
+        return False
+    return True
