@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from dats_common.domain.access import PUBLIC_TAG, may_see
 from dats_common.domain.model import ArtifactKey, ChunkRef, SparseVector
 from dats_common.errors import ConfigurationError, IndexUnavailable, InvalidInput
+from dats_common.fingerprint import agree
 from dats_common.ports import Candidate, Fingerprint, Leg, Point, SearchFilter
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-SAME_MODEL_COSINE = 0.998
 SCAN_PAGE = 1000
 
 
@@ -30,9 +30,9 @@ class MemoryIndex:
         """See `ports.Index.prepare`."""
         if self._fingerprint is None:
             self._fingerprint = fingerprint
-        elif not _same_model(self._fingerprint, fingerprint):
+        elif differences := agree(self._fingerprint, fingerprint):
             raise ConfigurationError(
-                f"the index was written with {_names(self._fingerprint)}; this process has {_names(fingerprint)}. "
+                f"the index was written by another model ({'; '.join(differences)}). "
                 "Set the model back (EMBEDDING_MODEL), or run `dats-rag reindex`."
             )
 
@@ -196,21 +196,3 @@ def _check_sparse(vector: SparseVector) -> None:
     unique = len(set(vector.indices)) == len(vector.indices) == len(vector.values)
     if not unique or not all(map(math.isfinite, vector.values)):
         raise InvalidInput("a sparse vector must have unique terms with one finite weight each")
-
-
-def _same_model(left: Fingerprint, right: Fingerprint) -> bool:
-    import numpy as np
-
-    if _names(left) != _names(right) or len(left.probe) != len(right.probe):
-        return False
-    return all(
-        _cosine(np.asarray(a, np.float32), np.asarray(b, np.float32)) >= SAME_MODEL_COSINE
-        for a, b in zip(left.probe, right.probe, strict=True)
-    )
-
-
-def _names(fingerprint: Fingerprint) -> str:
-    return (
-        f"model {fingerprint.model!r}, dimension {fingerprint.dimension}, max_tokens {fingerprint.max_tokens}, "
-        f"sparse_version {fingerprint.sparse_version!r}"
-    )

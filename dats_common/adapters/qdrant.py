@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dats_common.domain.access import PUBLIC_TAG, Principal
 from dats_common.domain.model import ArtifactKey, ChunkRef, Scope, SparseVector
 from dats_common.errors import ConfigurationError, IndexUnavailable, InvalidInput
+from dats_common.fingerprint import agree
 from dats_common.ports import Candidate, Fingerprint, Leg, Point, SearchFilter
 
 if TYPE_CHECKING:
@@ -36,9 +37,6 @@ engine's. Where they are not enough the search is repeated with a wider margin, 
 WIDEST_MARGIN = 1024
 REMOVAL_CHECKS = 6
 REMOVAL_FIRST_WAIT_S = 0.05
-SAME_MODEL_COSINE = 0.998
-"""Two backends of one model agree to at least this on the probe texts; two models do not come near it."""
-
 _FINGERPRINT = "dats_fingerprint"
 
 
@@ -523,37 +521,19 @@ def _check_fingerprint(ours: Fingerprint, stored: Any, collection: str) -> None:
             "QDRANT_COLLECTION to another name; or the server drops collection metadata: use Qdrant 1.16 or newer, "
             "then `dats-rag reindex`."
         )
-    theirs = {name: stored.get(name) for name in ("model", "dimension", "max_tokens", "sparse_version")}
-    wanted = {name: getattr(ours, name) for name in theirs}
-    differing = [name for name in theirs if theirs[name] != wanted[name]]
-    if differing:
+    written = Fingerprint(
+        model=stored.get("model", ""),
+        dimension=stored.get("dimension", 0),
+        max_tokens=stored.get("max_tokens", 0),
+        sparse_version=stored.get("sparse_version", ""),
+        probe=tuple(map(tuple, stored.get("probe", ()))),
+    )
+    differences = agree(written, ours)
+    if differences:
         raise ConfigurationError(
-            f"the Qdrant collection {collection!r} was written with "
-            + ", ".join(f"{name} {theirs[name]!r}" for name in differing)
-            + "; this process has "
-            + ", ".join(f"{name} {wanted[name]!r}" for name in differing)
-            + ". Set the model back (EMBEDDING_MODEL), or run `dats-rag reindex`."
-        )
-    worst = _least_cosine(ours.probe, stored.get("probe") or ())
-    if worst < SAME_MODEL_COSINE:
-        raise ConfigurationError(
-            f"the Qdrant collection {collection!r} was written by another model of the name {ours.model!r}: their "
-            f"vectors for the probe texts agree to cosine {worst:.4f} only, {SAME_MODEL_COSINE} is needed. "
+            f"the Qdrant collection {collection!r} was written by another model ({'; '.join(differences)}). "
             "Set the model back (EMBEDDING_MODEL), or run `dats-rag reindex`."
         )
-
-
-def _least_cosine(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:
-    """-1 where the probes are not even of the same shape."""
-    import numpy as np
-
-    if len(ours) != len(theirs) or any(len(a) != len(b) for a, b in zip(ours, theirs, strict=True)):
-        return -1.0
-    cosines = [
-        float(np.dot(a, b) / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-12))
-        for a, b in zip(ours, theirs, strict=True)
-    ]
-    return min(cosines, default=1.0)
 
 
 # --------------------------------------------------------------------------------------------------------------- rim
@@ -595,5 +575,5 @@ def _translated() -> Iterator[None]:
         if code in (StatusCode.UNAUTHENTICATED, StatusCode.PERMISSION_DENIED):
             raise ConfigurationError(f"Qdrant refused our credentials ({details}): check QDRANT_API_KEY") from error
         raise IndexUnavailable(f"Qdrant: {code.name}: {details}") from error
-    except QdrantException as error:
+    except (QdrantException, ValueError) as error:  # ValueError: an answer that the client does not know.
         raise IndexUnavailable(f"Qdrant: {error}") from error

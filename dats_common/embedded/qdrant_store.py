@@ -75,7 +75,10 @@ def owned(data_dir: Path) -> Iterator[Ownership]:
             raise ConfigurationError(_taken(data_dir, path)) from error
         ownership = Ownership(descriptor)
         ownership.publish(port=None)
-        yield ownership
+        try:
+            yield ownership
+        finally:
+            os.ftruncate(descriptor, 0)  # Nobody is to call on a port that has been given back.
     finally:
         os.close(descriptor)
 

@@ -191,6 +191,7 @@ async def test_a_second_owner_is_refused_and_told_who_has_it(tmp_path: Path) -> 
         assert f"pid {engine.pid}" in str(refusal.value)
         assert f"QDRANT_GRPC_PORT={engine.port}" in str(refusal.value)
         assert json.loads((tmp_path / "engine.lock").read_text()) == {"pid": engine.pid, "port": engine.port}
+    assert (tmp_path / "engine.lock").read_text() == ""
     async with running_engine(tmp_path):
         pass
 
@@ -270,3 +271,23 @@ async def test_ctrl_c_is_left_to_the_parent_and_sigterm_ends_the_child(tmp_path:
         assert await asyncio.wait_for(engine.ended(), SHORT) == 0
         with pytest.raises(IndexUnavailable):
             await index.ping()
+
+
+async def test_the_client_finds_a_restarted_engine_again(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine, index_on(engine, collection="c") as index:
+        await index.prepare(FINGERPRINT)
+        await index.store([point("a")])
+        os.kill(engine.pid, signal.SIGKILL)
+        await engine.ended()
+        with pytest.raises(IndexUnavailable):
+            await index.count()
+        async with open_engine_process(tmp_path, port=engine.port, start_timeout_s=60):
+            deadline = time.monotonic() + SHORT
+            while True:
+                try:
+                    assert await index.count() == 1
+                except IndexUnavailable:
+                    assert time.monotonic() < deadline
+                    await asyncio.sleep(0.1)
+                else:
+                    break

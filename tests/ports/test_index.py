@@ -5,6 +5,7 @@ A real server joins when QDRANT_URL is set (and QDRANT_GRPC_PORT, where it is no
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import os
@@ -312,6 +313,12 @@ async def test_the_same_model_is_let_in_again_and_its_points_are_kept(index: Ind
     nearly = tuple(tuple(value + 1e-3 for value in vector) for vector in FINGERPRINT.probe)
     await index.prepare(replace(FINGERPRINT, probe=nearly))
     assert await index.count() == 1
+
+
+async def test_two_processes_may_prepare_at_once(unprepared: Index) -> None:
+    await asyncio.gather(unprepared.prepare(FINGERPRINT), unprepared.prepare(FINGERPRINT))
+    await unprepared.store([point("a")])
+    assert await unprepared.count() == 1
 
 
 @pytest.mark.parametrize(
