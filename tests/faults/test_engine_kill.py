@@ -59,6 +59,7 @@ async def present(index: Index) -> set[ArtifactKey]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)  # Nine starts of the engine: 15 s on an idle machine, a minute on a busy one.
 async def test_no_confirmed_write_is_lost_and_no_confirmed_removal_comes_back(tmp_path: Path) -> None:
     journal, rng = Journal(), random.Random(20)
     for _ in range(KILLS):
