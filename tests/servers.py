@@ -318,7 +318,7 @@ def _postgres_programs() -> Path | None:
     if debian:
         return debian[-1].parent
     found = shutil.which("initdb")
-    return Path(found).parent if found else None
+    return Path(found).resolve().parent if found else None
 
 
 @contextmanager

@@ -350,6 +350,19 @@ async def test_a_cancelled_batch_loses_nothing(bus: Bus) -> None:
         assert numbers(await take(subscription, 2)) == [1, 2]
 
 
+async def test_a_batch_cancelled_at_any_moment_loses_nothing(bus: Bus) -> None:
+    await publish(bus, 1)
+    async with bus.subscribe(VALIDATED_QUEUE, prefetch=1) as subscription:
+        for step in range(40):
+            waiting = asyncio.create_task(subscription.batch(max_items=1, max_wait_s=0))
+            await asyncio.wait({waiting}, timeout=step * 0.0002)
+            waiting.cancel()
+            for outcome in await asyncio.gather(waiting, return_exceptions=True):
+                if not isinstance(outcome, BaseException):
+                    await subscription.give_back(outcome[0])
+        assert numbers(await take(subscription)) == [1]
+
+
 async def test_stop_gives_back_what_was_not_handed_out_and_ends_the_batch(bus: Bus) -> None:
     await publish(bus, 1, 2, 3)
     async with bus.subscribe(VALIDATED_QUEUE, prefetch=10) as subscription:
