@@ -125,6 +125,7 @@ async def query(request: QueryRequest, services: Services, caller: Caller) -> Qu
         user_id=request.user_id,
         user_tags=None if request.user_tags is None else frozenset(request.user_tags),
     )
+    request = services.defaults.fill(request)
     mode = request.search_mode.value
     with services.metrics.timed(services.metrics.query_latency, mode=mode):
         async with _within(services.limits.deadline_s):

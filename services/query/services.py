@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dats_common.contracts.api import QueryRequest, SearchMode
 from dats_common.errors import Unavailable
 from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
@@ -26,6 +27,22 @@ class QueryLimits:
     embed_wait_s: float
     queue_max_size: int
     skew_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class QueryDefaults:
+    """What a request leaves open."""
+
+    search_mode: SearchMode
+    max_tokens: int
+    top_k: int
+
+    def fill(self, request: QueryRequest) -> QueryRequest:
+        """The request with these values where it names none of its own."""
+        named = request.model_fields_set
+        return request.model_copy(
+            update={name: getattr(self, name) for name in ("search_mode", "max_tokens", "top_k") if name not in named}
+        )
 
 
 class Errands:
@@ -70,5 +87,6 @@ class QueryServices:
     sweeper: Sweeper
     metrics: Metrics
     limits: QueryLimits
+    defaults: QueryDefaults
     index_memory: Callable[[], int]
     errands: Errands

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from dats_common.contracts.api import SearchMode
 from dats_common.domain.fusion import LegWeights
 from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
@@ -13,7 +14,7 @@ from dats_common.telemetry.memory import resident_bytes
 from dats_common.telemetry.metrics import Metrics
 from services.backends import open_bus_in_background, open_encoder, open_index, open_ledger, prepare_index
 from services.query.engine import QueryEngine
-from services.query.services import Errands, QueryLimits, QueryServices
+from services.query.services import Errands, QueryDefaults, QueryLimits, QueryServices
 
 _ERRANDS_END_S = 5.0
 
@@ -54,6 +55,11 @@ async def open_query_services(settings: Settings) -> AsyncIterator[QueryServices
                     embed_wait_s=settings.query.embed_wait_s,
                     queue_max_size=settings.embedding.queue_max_size,
                     skew_s=settings.events.skew_s,
+                ),
+                defaults=QueryDefaults(
+                    search_mode=SearchMode(settings.query.default_mode),
+                    max_tokens=settings.query.default_max_tokens,
+                    top_k=settings.query.result_limit,
                 ),
                 errands=errands,
                 index_memory=resident_bytes,

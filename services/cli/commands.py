@@ -1,0 +1,234 @@
+"""The commands. Each one reads the settings once and hands sections down."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from dats_common.clients.errors import RAGError
+from dats_common.errors import ConfigurationError, DatsError
+from dats_common.settings import Settings, load_settings
+from services.cli.console import Voice
+
+EXIT_NO = 1
+EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE of sysexits.h
+EXIT_CONFIGURATION = 78  # EX_CONFIG
+
+app = typer.Typer(
+    help="The memory between DATS agent workers: approved outputs become searchable, tainted ones vanish at once.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document for machines.")]
+Data = Annotated[Path | None, typer.Option("--data", help="Data directory of the embedded engines [DATS_DATA_DIR].")]
+Config = Annotated[Path | None, typer.Option("--config", help="YAML settings [DATS_CONFIG].")]
+PortOption = Annotated[int | None, typer.Option("--port", min=1, max=65535, help="HTTP port [PORT].")]
+Url = Annotated[str, typer.Option("--url", help="The service's API.", envvar="DATS_TEST_URL", show_envvar=False)]
+DEFAULT_URL = "http://127.0.0.1:8000/api/v1"
+
+T = TypeVar("T")
+
+
+def run_app() -> None:
+    """Run the command line; errors end in one clear sentence and an exit status, never in a stack trace."""
+    try:
+        app()
+    except ConfigurationError as error:
+        _fail(str(error), EXIT_CONFIGURATION)
+    except DatsError as error:
+        _fail(str(error), EXIT_UNAVAILABLE)
+    except RAGError as error:
+        _fail(str(error), EXIT_UNAVAILABLE)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _fail(text: str, status: int) -> None:
+    sys.stderr.write(f"dats-rag: {text}\n")
+    sys.exit(status)
+
+
+def settings_for(*, config: Path | None = None, data: Path | None = None, port: int | None = None) -> Settings:
+    """The settings with a command's options on top. Raises: ConfigurationError."""
+    options = {"DATS_DATA_DIR": str(data) if data else "", "PORT": str(port) if port else ""}
+    return load_settings(config, {**os.environ, **{name: value for name, value in options.items() if value}})
+
+
+def run_until_signal(work: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
+    """Run `work` and cancel it in order on SIGTERM or SIGINT. Returns None when it was cancelled so."""
+
+    async def guarded() -> T | None:
+        task = asyncio.ensure_future(work())
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, task.cancel)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            return None
+
+    return asyncio.run(guarded())
+
+
+@app.command()
+def up(port: PortOption = None, data: Data = None, config: Config = None) -> None:
+    """The whole fleet on this machine: embedded broker, ledger and Qdrant engine unless URLs are set."""
+    from dats_common.telemetry.logs import configure_logs
+    from services.local import open_fleet
+
+    settings = settings_for(config=config, data=data, port=port)
+    voice = Voice()
+
+    async def stay_up() -> None:
+        configure_logs(service="up")
+        async with open_fleet(settings) as fleet:
+            voice.say(f"DATS RAG is up: {fleet.base_url}  (docs: {fleet.base_url.removesuffix('/api/v1')}/docs)")
+            voice.say(f"Data in {settings.data_dir.resolve()}. Ctrl-C stops it.")
+            await fleet.run()
+
+    run_until_signal(stay_up)
+
+
+@app.command()
+def writer(config: Config = None, data: Data = None) -> None:
+    """The embedding writer: active, or a standby that waits."""
+    from services.writer.__main__ import run
+
+    raise typer.Exit(run(settings_for(config=config, data=data)))
+
+
+@app.command()
+def query(port: PortOption = None, config: Config = None, data: Data = None) -> None:
+    """A query replica: search, embed and invalidate over HTTP."""
+    from services.query.__main__ import run
+
+    raise typer.Exit(run(settings_for(config=config, data=data, port=port)))
+
+
+@app.command()
+def engine(
+    data: Data = None,
+    config: Config = None,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="gRPC port.")] = 6334,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+) -> None:
+    """The embedded Qdrant engine on its own, for several processes of one machine."""
+    from dats_common.embedded.qdrant_edge import run
+    from services.backends import engine_dir
+
+    run(engine_dir(settings_for(config=config, data=data)), host, port)
+
+
+@app.command()
+def publish(
+    file: Annotated[typer.FileBinaryRead, typer.Argument(help="JSON lines, one event each; - reads stdin.")],
+    event_type: Annotated[str, typer.Option("--type", help="For events without a `type`.")] = "task.validated",
+    config: Config = None,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Publish events from JSON lines to the broker, as QA and Cascade do."""
+    from services.cli.publish import publish_lines
+
+    voice = Voice(as_json=as_json)
+    settings = settings_for(config=config, data=data)
+    outcome = asyncio.run(publish_lines(settings, file, event_type=event_type, voice=voice))
+    voice.result({"published": outcome.published, "refused": outcome.refused})
+    voice.say(f"{outcome.published} published, {len(outcome.refused)} refused")
+    raise typer.Exit(EXIT_NO if outcome.refused else 0)
+
+
+@app.command()
+def search(
+    question: Annotated[str, typer.Argument(help="What to look for.")],
+    mode: Annotated[str, typer.Option("--mode", help="vector, keyword or hybrid.")] = "hybrid",
+    project: Annotated[str | None, typer.Option("--project", help="Only this project.")] = None,
+    domain: Annotated[str | None, typer.Option("--domain", help="Only this domain.")] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Token budget of the context.")] = 2000,
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+) -> None:
+    """Search a running service; exit 1 when nothing relevant was found."""
+    from dats_common.clients.rag import RAGClientSync
+
+    voice = Voice(as_json=as_json)
+    with RAGClientSync(url) as client:
+        found = client.query(question, project_id=project, domain=domain, max_tokens=max_tokens, search_mode=mode)
+    voice.result(found.model_dump(mode="json"))
+    voice.table(
+        f"{len(found.sources)} sources, {found.tokens_used} tokens, {found.metadata.get('latency_ms', 0):.0f} ms",
+        ("similarity", "artifact", "snippet"),
+        [
+            (f"{source.relevance_score:.3f}", source.artifact_id, " ".join(source.snippet.split())[:120])
+            for source in found.sources
+        ],
+    )
+    if not found.sources:
+        voice.say(f"Nothing relevant: {found.metadata.get('reason', '')}")
+        raise typer.Exit(EXIT_NO)
+
+
+@app.command()
+def taint(
+    ids: Annotated[list[str], typer.Argument(help="Artifact ids.", metavar="ID...")],
+    reason: Annotated[str | None, typer.Option("--reason", help="For the record.")] = None,
+    cascade: Annotated[str | None, typer.Option("--cascade", help="Cascade id.")] = None,
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+) -> None:
+    """Make artifacts vanish from every answer, at once."""
+    from dats_common.clients.rag import RAGClientSync
+
+    voice = Voice(as_json=as_json)
+    with RAGClientSync(url) as client:
+        done = client.batch_invalidate(ids, reason=reason, cascade_id=cascade)
+    voice.result(done.model_dump(mode="json"))
+    voice.say(f"{done.invalidated} invalidated, {done.chunks_removed} chunks gone from every answer")
+
+
+@app.command()
+def reindex(
+    recreate: Annotated[bool, typer.Option("--recreate", help="Drop the collection first (a new model).")] = False,
+    config: Config = None,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Rebuild the index from the ledger; a running fleet goes on serving."""
+    from services.cli.maintenance import rebuild
+
+    voice = Voice(as_json=as_json)
+    done = asyncio.run(rebuild(settings_for(config=config, data=data), recreate=recreate, voice=voice))
+    voice.result({"artifacts": done.artifacts if done else 0, "chunks": done.chunks if done else 0})
+    voice.say(f"{done.chunks} chunks of {done.artifacts} artifacts" if done else "Nothing is live: nothing to index")
+
+
+@app.command()
+def doctor(config: Config = None, data: Data = None, as_json: Json = False) -> None:
+    """What is set and from where, what is reachable, what is not, and what to do."""
+    from services.cli.doctor import examine
+
+    voice = Voice(as_json=as_json)
+    well = asyncio.run(examine(settings_for(config=config, data=data), voice=voice))
+    raise typer.Exit(0 if well else EXIT_NO)
+
+
+@app.command()
+def demo(
+    everything: Annotated[bool, typer.Option("--all", help="Index all modules, not about 1,500 chunks.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Index the Python standard library, search it, taint an artifact, see that it is gone. Ends by itself."""
+    from services.cli.demo import run_demo
+
+    voice = Voice(as_json=as_json)
+    well = run_until_signal(lambda: run_demo(voice=voice, everything=everything))
+    raise typer.Exit(0 if well else EXIT_NO)

@@ -1,0 +1,70 @@
+"""How commands speak: tables and bars for people, one JSON document for machines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+# One word wraps badly at 80 columns when output is piped; a terminal's own width is kept.
+_PIPED_WIDTH = 110
+
+
+class Voice:
+    """Where a command's output goes."""
+
+    def __init__(self, *, as_json: bool = False) -> None:
+        self.as_json = as_json
+        width = None if sys.stdout.isatty() else _PIPED_WIDTH
+        self.console = Console(width=width, highlight=False)
+        self._notes = Console(stderr=True, highlight=False, width=width)
+
+    def say(self, text: str = "") -> None:
+        """A line for people; silent in JSON mode."""
+        if not self.as_json:
+            self.console.print(text)
+
+    def note(self, text: str) -> None:
+        """A line on stderr, in both modes."""
+        self._notes.print(text)
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """A table for people; silent in JSON mode."""
+        if self.as_json:
+            return
+        table = Table(title=title, title_justify="left", expand=False)
+        for column in columns:
+            table.add_column(column, overflow="fold")
+        for row in rows:
+            table.add_row(*(cell.replace("[", r"\[") for cell in row))
+        self.console.print(table)
+
+    def result(self, document: Mapping[str, Any] | Sequence[Any]) -> None:
+        """The answer for machines; silent for people."""
+        if self.as_json:
+            sys.stdout.write(json.dumps(document, ensure_ascii=False, default=str) + "\n")
+
+    @contextmanager
+    def progress(self, label: str, total: int | None) -> Iterator[Bar]:
+        """A bar on stderr, so that piped output stays clean."""
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=self._notes, transient=False) as progress:
+            yield Bar(progress, label, total)
+
+
+class Bar:
+    """One line of progress."""
+
+    def __init__(self, progress: Progress, label: str, total: int | None) -> None:
+        self._progress = progress
+        self._task = progress.add_task(label, total=total)
+
+    def set(self, done: int) -> None:
+        """So much is done."""
+        self._progress.update(self._task, completed=done)

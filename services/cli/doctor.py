@@ -1,0 +1,136 @@
+"""`dats-rag doctor`: what each setting resolved to, what answers, and what to do about the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dats_common.errors import ConfigurationError, DatsError
+from dats_common.settings import Settings, describe
+from services.backends import (
+    engine_dir,
+    ledger_url,
+    open_bus,
+    open_encoder,
+    open_index,
+    open_ledger,
+    prepare_index,
+    running_engine_port,
+)
+from services.cli.console import Voice
+
+_CHECK_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing the service stands on."""
+
+    name: str
+    where: str
+    well: bool
+    detail: str
+
+
+async def examine(settings: Settings, *, voice: Voice) -> bool:
+    """Print the settings and check everything. Returns whether all is well."""
+    described = [item for item in describe(settings) if item.origin != "default" or voice.as_json]
+    voice.table(
+        "Settings that are not the default",
+        ("setting", "value", "from"),
+        [(item.setting, item.value, item.origin) for item in described],
+    )
+    checks: list[tuple[str, str, Callable[[Settings], Awaitable[str]]]] = [
+        ("data directory", str(settings.data_dir.resolve()), _check_directory),
+        ("ledger", _where_ledger(settings), _check_ledger),
+        ("broker", "RabbitMQ" if not settings.rabbitmq.is_embedded else "embedded queue", _check_broker),
+        ("encoder", settings.lightrag.embedding_model, _check_encoder),
+        ("index", _where_index(settings), _check_index),
+    ]
+    findings = [await _check(name, where, check, settings) for name, where, check in checks]
+    voice.table(
+        "What answers",
+        ("what", "where", "", "detail"),
+        [(item.name, item.where, "ok" if item.well else "AWAY", item.detail) for item in findings],
+    )
+    well = all(item.well for item in findings)
+    voice.say("All is well." if well else "Mend what is AWAY; each line says what to do.")
+    voice.result(
+        {
+            "well": well,
+            "settings": {item.setting: {"value": item.value, "from": item.origin} for item in described},
+            "checks": [
+                {"name": item.name, "where": item.where, "ok": item.well, "detail": item.detail} for item in findings
+            ],
+        }
+    )
+    return well
+
+
+async def _check(name: str, where: str, check: Callable[[Settings], Awaitable[str]], settings: Settings) -> Finding:
+    try:
+        async with asyncio.timeout(_CHECK_TIMEOUT_S):
+            return Finding(name, where, True, await check(settings))
+    except DatsError as error:
+        return Finding(name, where, False, str(error))
+    except TimeoutError:
+        return Finding(name, where, False, f"no answer within {_CHECK_TIMEOUT_S:.0f} s")
+
+
+def _where_ledger(settings: Settings) -> str:
+    return ledger_url(settings) if settings.sql.is_embedded else "PostgreSQL"
+
+
+def _where_index(settings: Settings) -> str:
+    store = settings.qdrant
+    return f"embedded engine, {engine_dir(settings)}" if store.is_embedded else store.url or store.host
+
+
+async def _check_directory(settings: Settings) -> str:
+    return await asyncio.to_thread(_look_at, settings.data_dir)
+
+
+def _look_at(directory: Path) -> str:
+    if not directory.exists():
+        return "will be made at the first start"
+    if not os.access(directory, os.W_OK):
+        raise ConfigurationError("not writable by this user; choose another with --data")
+    return "in use" if any(directory.iterdir()) else "empty"
+
+
+async def _check_ledger(settings: Settings) -> str:
+    if settings.sql.is_embedded and not (settings.data_dir / "ledger.db").exists():
+        return "will be made at the first start"
+    async with open_ledger(settings) as ledger:
+        counts = await ledger.counts()
+        beat = await ledger.heartbeat()
+    writer = f"last writer heartbeat {beat.age_s:.0f} s ago" if beat else "no writer has reported yet"
+    return (
+        f"{counts.live_chunks} live chunks of {counts.live_artifacts} artifacts, {counts.quarantined} quarantined, "
+        f"{counts.unsent_events} unsent events; {writer}"
+    )
+
+
+async def _check_broker(settings: Settings) -> str:
+    if settings.rabbitmq.is_embedded and not settings.data_dir.exists():
+        return "will be made at the first start"
+    async with open_bus(settings, name="doctor", patient=False) as bus:
+        await bus.ping()
+    return "answers"
+
+
+async def _check_encoder(settings: Settings) -> str:
+    async with open_encoder(settings, for_writer=True) as encoder:
+        vectors = await encoder.encode(["ready?"], kind="query")
+    return f"{encoder.backend}, {vectors.shape[1]} dimensions"
+
+
+async def _check_index(settings: Settings) -> str:
+    if settings.qdrant.is_embedded:
+        running_engine_port(settings)  # says how to start one
+    async with open_index(settings) as index, open_encoder(settings, for_writer=False) as encoder:
+        await prepare_index(index, encoder)
+        return f"{await index.count()} points, the model agrees"

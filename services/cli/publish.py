@@ -1,0 +1,70 @@
+"""Events from JSON lines to the broker."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dats_common.contracts.events import parse_tainted, parse_validated
+from dats_common.contracts.strict_json import parse_object
+from dats_common.contracts.topology import ARTIFACT_TAINTED, TASK_VALIDATED
+from dats_common.errors import InvalidInput
+from dats_common.ports import Bus
+from dats_common.settings import Settings
+from services.backends import open_bus
+from services.cli.console import Voice
+
+_IN_FLIGHT = 64
+
+
+@dataclass(slots=True)
+class Published:
+    """How many went out, and why others did not (by line)."""
+
+    published: int = 0
+    refused: list[str] = field(default_factory=list)
+
+
+async def publish_lines(settings: Settings, lines: Iterable[bytes], *, event_type: str, voice: Voice) -> Published:
+    """Publish each line; a line that breaks the contract is refused here, before it becomes a dead letter there."""
+    done = Published()
+    async with open_bus(settings, name="publish", patient=False) as bus:
+        with voice.progress("publishing", None) as bar:
+            batch: list[tuple[str, dict[str, Any]]] = []
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    batch.append(_event(line, event_type))
+                except InvalidInput as error:
+                    done.refused.append(f"line {number}: {error}")
+                    voice.note(f"refused: line {number}: {error}")
+                if len(batch) == _IN_FLIGHT:
+                    done.published += await _send(bus, batch)
+                    batch = []
+                    bar.set(done.published)
+            done.published += await _send(bus, batch)
+            bar.set(done.published)
+    return done
+
+
+def _event(line: bytes, event_type: str) -> tuple[str, dict[str, Any]]:
+    envelope = parse_object(line)
+    kind = envelope.get("type") or event_type
+    if kind == TASK_VALIDATED:
+        parse_validated(line, event_type=kind)
+    elif kind == ARTIFACT_TAINTED:
+        parse_tainted(line)
+    else:
+        raise InvalidInput(f"type: {TASK_VALIDATED} or {ARTIFACT_TAINTED} is needed")
+    return kind, envelope
+
+
+async def _send(bus: Bus, batch: list[tuple[str, dict[str, Any]]]) -> int:
+    async with asyncio.TaskGroup() as sending:
+        for kind, envelope in batch:
+            sending.create_task(bus.publish(kind, envelope, event_id=str(envelope.get("id") or uuid.uuid4())))
+    return len(batch)
