@@ -219,7 +219,11 @@ class Server(Section):
 
 
 class Telemetry(Section):
-    """Traces. Other OTEL_* variables are read by OpenTelemetry itself."""
+    """Metrics and traces. Other OTEL_* variables are read by OpenTelemetry itself."""
+
+    writer_metrics_port: Annotated[int, Field(ge=0, le=65_535), Env("DATS_WRITER_METRICS_PORT")] = Field(
+        0, description="the writer serves /metrics here (a replica on its HTTP port); 0: it does not"
+    )
 
     otlp_endpoint: Annotated[str, Env("OTEL_EXPORTER_OTLP_ENDPOINT"), Reserved("traces")] = Field(
         "", description="collector; empty: no traces"

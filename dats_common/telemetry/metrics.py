@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from dats_common.errors import ConfigurationError
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -103,6 +105,28 @@ class Metrics:
             yield
         finally:
             (latency.labels(**labels) if labels else latency).observe(perf_counter() - started)
+
+    @contextmanager
+    def served(self, host: str, port: int) -> Iterator[None]:
+        """Serve /metrics from a thread, for a process without HTTP of its own; port 0 serves nothing.
+
+        Raises: ConfigurationError: the port is taken.
+        """
+        if port == 0:
+            yield
+            return
+        try:
+            server, thread = start_http_server(port, host, self.registry)
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot serve metrics on {host}:{port}: {error.strerror}; set DATS_WRITER_METRICS_PORT to another"
+            ) from error
+        try:
+            yield
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join(timeout=5.0)
 
     def exposition(self) -> bytes:
         """The text format that Prometheus scrapes."""

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from importlib.metadata import version as distribution_version
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -22,7 +23,6 @@ EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE of sysexits.h
 EXIT_CONFIGURATION = 78  # EX_CONFIG
 
 app = typer.Typer(
-    help="The memory between DATS agent workers: approved outputs become searchable, tainted ones vanish at once.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -32,7 +32,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document for machin
 Data = Annotated[Path | None, typer.Option("--data", help="Data directory of the embedded engines [DATS_DATA_DIR].")]
 Config = Annotated[Path | None, typer.Option("--config", help="YAML settings [DATS_CONFIG].")]
 PortOption = Annotated[int | None, typer.Option("--port", min=1, max=65535, help="HTTP port [PORT].")]
-Url = Annotated[str, typer.Option("--url", help="The service's API.", envvar="DATS_TEST_URL", show_envvar=False)]
+Url = Annotated[str, typer.Option("--url", help="The service's API.")]
 DEFAULT_URL = "http://127.0.0.1:8000/api/v1"
 
 T = TypeVar("T")
@@ -77,6 +77,21 @@ def run_until_signal(work: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
             return None
 
     return asyncio.run(guarded())
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dats-rag {distribution_version('dats-rag')}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and end.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """The memory between DATS agent workers: approved outputs become searchable, tainted ones vanish at once."""
 
 
 @app.command()

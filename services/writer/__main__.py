@@ -65,7 +65,10 @@ async def _consume(settings: Settings) -> None:
         log("writer").info(
             "consuming", writer_id=writer.writer_id, model=writer.encoder.model, backend=writer.encoder.backend
         )
-        with watchdog(writer.progress, limit_s=settings.events.watchdog_s):
+        with (
+            watchdog(writer.progress, limit_s=settings.events.watchdog_s),
+            writer.metrics.served(settings.server.host, settings.telemetry.writer_metrics_port),
+        ):
             await until_stopped(writer)
     log("writer").info("stopped")
 

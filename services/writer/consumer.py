@@ -171,11 +171,12 @@ class Consumer:
             await subscription.give_back(item.delivery)  # the broker could not take the copy: keep the original
 
     async def _dead_letter(self, subscription: Subscription, item: Handled, reason: str) -> None:
+        event = item.outcome.event if item.outcome else None
         report = build_failed(
-            event_id=f"failed:{item.event.event_id if item.event else item.delivery.message_id or uuid4()}",
+            event_id=f"failed:{event.event_id if event else item.delivery.message_id or uuid4()}",
             at=await self._ledger.now(),
-            artifact_id=item.event.key.artifact_id if item.event else None,
-            tenant_id=item.event.key.tenant_id if item.event else None,
+            artifact_id=event.key.artifact_id if event else None,
+            tenant_id=event.key.tenant_id if event else None,
             reason=reason,
             attempts=item.delivery.attempt,
         )

@@ -7,19 +7,17 @@ from dataclasses import dataclass
 
 from dats_common.contracts.events import parse_tainted, parse_validated
 from dats_common.domain.model import Validated
-from dats_common.domain.taint import FlipVerdict, Verdict
 from dats_common.errors import Refused
 from dats_common.ports import Delivery, Ledger, TaintReceipt
-from services.writer.pipeline import EmbeddingPipeline
+from services.writer.pipeline import EmbeddingPipeline, Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """How a delivery ended. `error` is None once it may be acknowledged."""
+    """How a delivery ended. `error` is None once it may be acknowledged; `outcome` is None if it could not be read."""
 
     delivery: Delivery
-    event: Validated | None = None
-    verdict: Verdict | FlipVerdict | None = None
+    outcome: Outcome | None = None
     error: Exception | None = None
 
 
@@ -60,8 +58,7 @@ class EventHandlers:
                 readable.append((delivery, event))
         outcomes = await self._pipeline.run([event for _, event in readable])
         return handled + [
-            Handled(delivery, event, outcome.verdict, outcome.error)
-            for (delivery, event), outcome in zip(readable, outcomes, strict=True)
+            Handled(delivery, outcome, outcome.error) for (delivery, _), outcome in zip(readable, outcomes, strict=True)
         ]
 
     async def handle_artifact_tainted(self, delivery: Delivery) -> TaintHandled:

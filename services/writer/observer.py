@@ -20,11 +20,16 @@ class MetricsObserver:
 
     def embedded(self, handled: Handled, *, seconds: float) -> None:
         """Count and time; from the producer's time to visibility only where the producer gave one."""
-        verdict = handled.verdict.value if handled.verdict and not handled.error else "failed"
+        outcome = handled.outcome
+        verdict = outcome.verdict.value if outcome and outcome.verdict and not handled.error else "failed"
         self._metrics.events_handled.labels(verdict=verdict).inc()
         self._metrics.embedding_latency.observe(seconds)
-        claimed = handled.event.time.claimed if handled.event else None
-        if handled.verdict in _SHOWN and claimed is not None and not handled.error:
+        if outcome is None:
+            return
+        self._metrics.chunks_created.inc(outcome.chunks)
+        self._metrics.clamped_times.inc(outcome.clamped)
+        claimed = outcome.event.time.claimed
+        if outcome.verdict in _SHOWN and claimed is not None:
             self._metrics.event_to_searchable.observe(max(0.0, time.time() - claimed / 1e6))
 
     def tainted(self, *, chunks: int) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from dats_common.domain.model import ArtifactKey, Validated
@@ -20,11 +20,18 @@ _RECLAIMS = 3
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one event of a batch ended: `error` is None once it is durable and may be acknowledged."""
+    """How one event of a batch ended: `error` is None once it is durable and may be acknowledged.
+
+    Attributes:
+        chunks: that this event made searchable.
+        clamped: its time was ahead of the ledger's clock.
+    """
 
     event: Validated
     verdict: Verdict | FlipVerdict | None = None
     error: Exception | None = None
+    chunks: int = 0
+    clamped: bool = False
 
 
 class EmbeddingPipeline:
@@ -77,25 +84,27 @@ class EmbeddingPipeline:
         epoch = await self._leadership.epoch()
         admissions = await self._ledger.admit(events, epoch=epoch)  # V1
         jobs = {item.generation.number: item for item in admissions if item.generation is not None}
-        stored = await self._indexer.index(  # V2, V3
-            [IndexJob(item.generation, item.event.content) for item in jobs.values() if item.generation is not None]
-        )
-        failed = {number: result for number, result in stored.items() if isinstance(result, Exception)}
-        if failed:
-            await self._ledger.abandon(list(failed))
-        ready = [item for number, item in jobs.items() if number not in failed]
+        stored = await self._store(jobs)  # V2, V3
+        ready = [item for number, item in jobs.items() if isinstance(stored.get(number), int)]
         flips = await self._ledger.flip(ready, epoch=epoch) if ready else []  # V4
         await self._sweep_replaced(admissions)  # V5
-        verdicts = {item.event.key: verdict for item, verdict in zip(ready, flips, strict=True)}
-        errors = {jobs[number].event.key: error for number, error in failed.items()}
-        return [
-            Outcome(
-                item.event,
-                verdict=verdicts.get(item.event.key, item.verdict),
-                error=errors.get(item.event.key),
+        flipped = {item.event.key: verdict for item, verdict in zip(ready, flips, strict=True)}
+        return [_outcome(item, flipped.get(item.event.key), stored) for item in admissions]
+
+    async def _store(self, jobs: Mapping[int, Admission]) -> Mapping[int, int | Exception]:
+        """Chunk counts or errors by generation; those that failed are no longer pending."""
+        try:
+            stored = await self._indexer.index(
+                [IndexJob(item.generation, item.event.content) for item in jobs.values() if item.generation]
             )
-            for item in admissions
-        ]
+        except BaseException:
+            with suppress(Unavailable):
+                await self._ledger.abandon(list(jobs))
+            raise
+        failed = [number for number in jobs if isinstance(stored[number], Exception)]
+        if failed:
+            await self._ledger.abandon(failed)
+        return stored
 
     async def _sweep_replaced(self, admissions: Sequence[Admission]) -> None:
         replaced = [item.event.key for item in admissions if item.replaces and item.generation is not None]
@@ -103,6 +112,18 @@ class EmbeddingPipeline:
             await self._sweeper.sweep(replaced)
         except Unavailable:
             return  # invisible already; the periodic sweep removes the points once the index is back
+
+
+def _outcome(item: Admission, flipped: FlipVerdict | None, stored: Mapping[int, int | Exception]) -> Outcome:
+    result = stored[item.generation.number] if item.generation is not None else 0
+    if isinstance(result, Exception):
+        return Outcome(item.event, error=result, clamped=item.place.clamped)
+    return Outcome(
+        item.event,
+        verdict=flipped or item.verdict,
+        chunks=result if flipped is FlipVerdict.LIVE else 0,
+        clamped=item.place.clamped,
+    )
 
 
 class _Claims:
