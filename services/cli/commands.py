@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from dats_common.clients.errors import RAGError
+from dats_common.clients.errors import RAGError, RAGUnavailable
 from dats_common.errors import ConfigurationError, DatsError
 from dats_common.settings import Settings, load_settings
 from services.cli.console import Voice
@@ -46,8 +46,10 @@ def run_app() -> None:
         _fail(str(error), EXIT_CONFIGURATION)
     except DatsError as error:
         _fail(str(error), EXIT_UNAVAILABLE)
+    except RAGUnavailable as error:
+        _fail(f"{error}; is the service running? Start one with `dats-rag up`, or name it with --url", EXIT_UNAVAILABLE)
     except RAGError as error:
-        _fail(str(error), EXIT_UNAVAILABLE)
+        _fail(str(error), EXIT_NO)
     except KeyboardInterrupt:
         sys.exit(130)
 
