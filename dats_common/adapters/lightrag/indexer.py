@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 MICRO_BATCH = 32
 """Documents that go through LightRAG together."""
 
-ENCODE_TEXTS = 64
-STORE_POINTS = 256  # Source: docs/qdrant.md: 64-256 points an upsert.
+ENCODE_TEXTS = 64  # One call of the encoder: bounds the time that LightRAG's embedding timeout has to cover.
+STORE_POINTS = 256  # Handed over at once; the index cuts them as its engine needs.
 
 SPECIAL_TOKENS = 2
 """Tokens of the model's window that a chunk cannot use: the ones that open and close it."""
