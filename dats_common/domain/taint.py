@@ -72,16 +72,16 @@ class Place:
 def place(time: EventTime, *, now: int, first_receipt: int | None) -> Place:
     """Resolve a claimed time against the ledger's clock `now`.
 
-    A bare or clamped event keeps the place of its first receipt: a copy of it that arrives later must not count as
-    newer than a taint that came in between.
+    A bare or clamped event keeps the place of its first receipt: a copy of it that arrives later, also one that arrives
+    once the clock has passed the claim, must not count as newer than a taint that came in between.
+
+    Args:
+        first_receipt: where a copy with the same claim was placed before, if one was.
     """
     if time.claimed is None:
         return Place(now if first_receipt is None else first_receipt, own_clock=True, bare=True)
-    if time.claimed > now:
-        return Place(
-            now if first_receipt is None else first_receipt, own_clock=time.own_clock, clamped=not time.own_clock
-        )
-    return Place(time.claimed, own_clock=time.own_clock)
+    at = min(time.claimed, now) if first_receipt is None else first_receipt
+    return Place(at, own_clock=time.own_clock, clamped=at < time.claimed and not time.own_clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,20 +124,16 @@ def admit(
     """V1: what to do with a validated event placed at `at`.
 
     Args:
-        seen_before: an event with this very content was received earlier.
+        seen_before: this very content was received earlier and could be placed then; a bare event stands at that
+            first receipt, so it can be ordered against taints like any other.
     """
-    bound = state.tombstone.bound(own_clock=at.own_clock)
-    if at.bare and state.tombstone.stands:
-        if seen_before:
-            return (
-                (Verdict.DUPLICATE, None)
-                if state.is_live and state.content_hash == content_hash
-                else (Verdict.SUPPRESSED, None)
-            )
+    if at.bare and state.tombstone.stands and not seen_before:
         return Verdict.QUARANTINED, QuarantineReason.BARE_AFTER_TAINT
-    if at.ord <= bound:
+    if at.ord <= state.tombstone.bound(own_clock=at.own_clock):
         if at.ord <= state.tombstone.at:
             return Verdict.SUPPRESSED, None
+        if state.is_live and at.ord < state.version:
+            return Verdict.SUPERSEDED, None  # nothing to readmit: its successor is live
         return Verdict.QUARANTINED, QuarantineReason.WITHIN_SKEW
     if not state.is_live:
         return Verdict.EMBED, None
@@ -164,7 +160,7 @@ def flip(
 ) -> tuple[FlipVerdict, QuarantineReason | None]:
     """V4: whether the generation written for `at` becomes the visible one. Judged under the row's lock."""
     if at.ord <= state.tombstone.bound(own_clock=at.own_clock):
-        if at.ord <= state.tombstone.at:
+        if at.ord <= state.tombstone.at or (state.is_live and at.ord < state.version):
             return FlipVerdict.GARBAGE, None
         return FlipVerdict.QUARANTINED, QuarantineReason.WITHIN_SKEW
     if state.is_live and state.version == at.ord and state.content_hash != content_hash:

@@ -144,9 +144,19 @@ def _engine(url: str, *, pool_size: int, timeout_s: float) -> AsyncEngine:
             pool_size=pool_size,
             pool_timeout=timeout_s,
             pool_pre_ping=True,
-            connect_args={"timeout": timeout_s, "command_timeout": timeout_s},
+            connect_args={
+                "timeout": timeout_s,
+                "command_timeout": timeout_s,
+                "server_settings": _server_side_bounds(timeout_s),
+            },
         )
     raise ConfigurationError(f"DATS_SQL_URL names {parsed.get_backend_name()!r}; SQLite and PostgreSQL are supported")
+
+
+def _server_side_bounds(timeout_s: float) -> dict[str, str]:
+    """A process that hangs, or whose host is gone, must not hold an artifact's lock: taints would wait behind it."""
+    bound_ms = str(max(1, round(timeout_s * 1000)))
+    return {"statement_timeout": bound_ms, "idle_in_transaction_session_timeout": bound_ms}
 
 
 def _require_writable(path: Path) -> None:

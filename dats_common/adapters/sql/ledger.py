@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from sqlalchemy import Select, delete, exists, select, update
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from dats_common.adapters.sql.engine import Database, open_database, unix_microseconds
 from dats_common.adapters.sql.reading import (
@@ -142,9 +143,9 @@ class SqlLedger:
             # One statement, so that a generation on its way from pending to live is never missed between two.
             live = select(
                 artifacts.c.tenant_id, artifacts.c.artifact_id, artifacts.c.live_generation.label("generation")
-            ).where(is_any_of(artifacts, part), artifacts.c.live_generation.is_not(None))
+            ).where(is_any_of(self._database.engine, artifacts, part), artifacts.c.live_generation.is_not(None))
             writing = select(pending.c.tenant_id, pending.c.artifact_id, pending.c.generation).where(
-                is_any_of(pending, part)
+                is_any_of(self._database.engine, pending, part)
             )
             async with self._database.reading() as connection:
                 for row in await connection.execute(live.union_all(writing)):
@@ -155,7 +156,9 @@ class SqlLedger:
         for part in slices(list(keys)) if keys is not None else [None]:
             async with self._database.writing() as connection:
                 await connection.execute(
-                    delete(chunks).where(chunks.c.generation.in_(_terminal(part).scalar_subquery()))
+                    delete(chunks).where(
+                        chunks.c.generation.in_(_terminal(self._database.engine, part).scalar_subquery())
+                    )
                 )
                 # The source of what a taint took away stays for audit and un-tainting; superseded sources go.
                 replaced = exists().where(
@@ -166,7 +169,9 @@ class SqlLedger:
                 )
                 await connection.execute(
                     delete(documents).where(
-                        documents.c.generation.in_(_terminal(part).where(replaced).scalar_subquery())
+                        documents.c.generation.in_(
+                            _terminal(self._database.engine, part).where(replaced).scalar_subquery()
+                        )
                     )
                 )
 
@@ -212,10 +217,10 @@ class SqlLedger:
             await connection.execute(select(1))
 
 
-def _terminal(keys: Sequence[ArtifactKey] | None) -> Select[int]:
+def _terminal(engine: AsyncEngine, keys: Sequence[ArtifactKey] | None) -> Select[int]:
     """Generations that are neither live nor pending: they never come back."""
     statement = select(documents.c.generation).where(
         ~exists().where(pending.c.generation == documents.c.generation),
         ~exists().where(artifacts.c.live_generation == documents.c.generation),
     )
-    return statement if keys is None else statement.where(is_any_of(documents, keys))
+    return statement if keys is None else statement.where(is_any_of(engine, documents, keys))

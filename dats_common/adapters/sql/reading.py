@@ -17,10 +17,13 @@ from dats_common.adapters.sql.rows import (
     metadata_of,
     not_covered_by_a_wildcard,
     slices,
+    tombstone_of,
+    wildcard_tombstones,
 )
 from dats_common.adapters.sql.tables import artifacts, chunks, documents, outbox, quarantine, writers
 from dats_common.domain.access import Principal, may_see
 from dats_common.domain.model import NEVER, ArtifactKey, Chunk, ChunkRef, Generation, SourceMetadata
+from dats_common.domain.taint import Tombstone
 from dats_common.ports import ArtifactOutcome, GuardedRead, Heartbeat, LedgerCounts, Passage
 
 _PAGE = 100
@@ -82,7 +85,7 @@ async def _replaced(
     for part in slices(sorted(missing)):
         rows = await connection.execute(
             select(artifacts.c.tenant_id, artifacts.c.artifact_id, artifacts.c.live_generation).where(
-                is_any_of(artifacts, part), artifacts.c.live_generation.is_not(None)
+                is_any_of(connection, artifacts, part), artifacts.c.live_generation.is_not(None)
             )
         )
         found |= {key_of(row) for row in rows if row.live_generation not in proposed[key_of(row)]}
@@ -110,12 +113,14 @@ async def outcome_of(database: Database, key: ArtifactKey, at: int) -> ArtifactO
             select(
                 artifacts.c.version,
                 artifacts.c.live_generation,
+                artifacts.c.tainted_at,
+                artifacts.c.tainted_through,
                 artifacts.c.tainted_through_own,
                 documents.c.chunk_count,
                 documents.c.token_count,
             )
             .outerjoin(documents, documents.c.generation == artifacts.c.live_generation)
-            .where(is_any_of(artifacts, [key]))
+            .where(is_any_of(connection, artifacts, [key]))
         )
         row = rows.one_or_none()
         if row is None:
@@ -125,12 +130,15 @@ async def outcome_of(database: Database, key: ArtifactKey, at: int) -> ArtifactO
             return ArtifactOutcome(status, row.live_generation, row.chunk_count, row.token_count)
         held = await connection.execute(
             select(func.count()).where(
-                is_any_of(quarantine, [key]), quarantine.c.version == at, quarantine.c.resolved_at.is_(None)
+                is_any_of(connection, quarantine, [key]), quarantine.c.version == at, quarantine.c.resolved_at.is_(None)
             )
         )
         if held.scalar_one():
             return ArtifactOutcome("quarantined")
-        return ArtifactOutcome("tainted" if row.tainted_through_own >= at else "pending")
+        # A row that came after a taint without tenant does not carry it.
+        everywhere = (await wildcard_tombstones(connection, [key.artifact_id])).get(key.artifact_id, Tombstone())
+        bound = tombstone_of(row).merge(everywhere).bound(own_clock=True)
+        return ArtifactOutcome("tainted" if bound >= at else "pending")
 
 
 async def latest_heartbeat(database: Database) -> Heartbeat | None:

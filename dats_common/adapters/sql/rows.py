@@ -6,9 +6,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Insert, Table, and_, or_, select, tuple_
+from sqlalchemy import (
+    ARRAY,
+    ColumnElement,
+    Insert,
+    Table,
+    Text,
+    and_,
+    bindparam,
+    collate,
+    false,
+    func,
+    or_,
+    select,
+    tuple_,
+)
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from dats_common.adapters.sql.tables import artifacts, documents, outbox, quarantine, wildcards
 from dats_common.contracts.events import build_quarantined
@@ -71,9 +85,38 @@ def key_of(row: Any) -> ArtifactKey:
     return ArtifactKey(row.tenant_id, row.artifact_id)
 
 
-def is_any_of(table: Table, keys: Sequence[ArtifactKey]) -> ColumnElement[bool]:
-    """`(tenant_id, artifact_id) IN keys`."""
-    return tuple_(table.c.tenant_id, table.c.artifact_id).in_([(key.tenant_id, key.artifact_id) for key in keys])
+def is_any_of(on: AsyncConnection | AsyncEngine, table: Table, keys: Sequence[ArtifactKey]) -> ColumnElement[bool]:
+    """`(tenant_id, artifact_id) IN keys`, as an index lookup for each key.
+
+    A literal list of pairs would be a scan on both: SQLite uses no index for it, PostgreSQL makes an OR for each pair.
+    """
+    if on.dialect.name == "sqlite":
+        return or_(false(), *_lists(table, keys))
+    # Two arrays are a relation, which it joins; with lists as below it scans a tenant until statistics are there.
+    tenants = bindparam(None, [key.tenant_id for key in keys], type_=ARRAY(Text), unique=True)
+    ids = bindparam(None, [key.artifact_id for key in keys], type_=ARRAY(Text), unique=True)
+    named = func.unnest(tenants, ids).table_valued("tenant_id", "artifact_id", name="keys").render_derived()
+    return tuple_(table.c.tenant_id, table.c.artifact_id).in_(select(named.c.tenant_id, named.c.artifact_id))
+
+
+def _lists(table: Table, keys: Sequence[ArtifactKey]) -> list[ColumnElement[bool]]:
+    """Equality on one column and a list for the other, the way round that gives the fewer of them."""
+    ids_of: dict[str, list[str]] = {}
+    tenants_of: dict[str, list[str]] = {}
+    for key in keys:
+        ids_of.setdefault(key.tenant_id, []).append(key.artifact_id)
+        tenants_of.setdefault(key.artifact_id, []).append(key.tenant_id)
+    if len(ids_of) <= len(tenants_of):
+        return [and_(table.c.tenant_id == one, table.c.artifact_id.in_(many)) for one, many in ids_of.items()]
+    return [and_(table.c.artifact_id == one, table.c.tenant_id.in_(many)) for one, many in tenants_of.items()]
+
+
+def lock_order(connection: AsyncConnection) -> list[ColumnElement[str]]:
+    """Artifact keys by their bytes, as Python sorts them: another collation would order within a slice otherwise than
+    between slices, and two transactions could wait for each other. (SQLite has one writer and sorts by bytes.)
+    """
+    columns: list[ColumnElement[str]] = [artifacts.c.tenant_id, artifacts.c.artifact_id]
+    return columns if connection.dialect.name == "sqlite" else [collate(column, "C") for column in columns]
 
 
 def tombstone_of(row: Any) -> Tombstone:
@@ -119,8 +162,8 @@ async def lock_states(connection: AsyncConnection, keys: Sequence[ArtifactKey]) 
         )
         rows = await connection.execute(
             select(artifacts)
-            .where(is_any_of(artifacts, part))
-            .order_by(artifacts.c.tenant_id, artifacts.c.artifact_id)
+            .where(is_any_of(connection, artifacts, part))
+            .order_by(*lock_order(connection))
             .with_for_update()
         )
         found = {key_of(row): row for row in rows}

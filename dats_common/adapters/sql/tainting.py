@@ -6,9 +6,10 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from uuid import uuid4
 
-from sqlalchemy import and_, bindparam, case, delete, not_, or_, select, update
+from sqlalchemy import and_, case, delete, not_, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from dats_common.adapters.sql.engine import Database
@@ -19,6 +20,7 @@ from dats_common.adapters.sql.rows import (
     insert_new,
     is_any_of,
     key_of,
+    lock_order,
     metadata_of,
     put_in_quarantine,
     slices,
@@ -47,18 +49,8 @@ async def commit_taint(database: Database, taint: Taint, *, skew_s: float) -> Ta
         at = await _place(database, connection, taint, identity)
         now = await database.now(connection)
         stone = tombstone(at.ord, own_clock=at.own_clock, skew_s=skew_s)
-        for part in slices(ids):
-            if taint.tenant_id is None:
-                await _raise_wildcards(connection, part, stone)
-                keys = await _keys_in_every_tenant(connection, part)
-            else:
-                keys = [ArtifactKey(taint.tenant_id, artifact_id) for artifact_id in part]
-                await connection.execute(
-                    insert_new(artifacts, connection),
-                    [{"tenant_id": key.tenant_id, "artifact_id": key.artifact_id} for key in keys],
-                )
-            if keys:
-                fallen += await _cover(connection, sorted(keys), stone, removed, now=now)
+        for keys in slices(await _keys_to_cover(connection, taint.tenant_id, ids, stone)):
+            fallen += await _cover(connection, keys, stone, removed, now=now)
         invalidated = build_invalidated(
             event_id=f"invalidated:{identity or uuid4()}",
             at=now,
@@ -71,37 +63,53 @@ async def commit_taint(database: Database, taint: Taint, *, skew_s: float) -> Ta
     return TaintReceipt(through=stone.through, chunks_removed=dict(removed), fallen=tuple(fallen))
 
 
+async def _keys_to_cover(
+    connection: AsyncConnection, tenant_id: str | None, artifact_ids: Sequence[str], stone: Tombstone
+) -> list[ArtifactKey]:
+    """The rows to lock, in the order in which every transaction locks them.
+
+    Args:
+        artifact_ids: unique and sorted.
+    """
+    if tenant_id is None:
+        for part in slices(artifact_ids):
+            await _raise_wildcards(connection, part, stone)
+        # A second statement: on PostgreSQL it sees rows that were committed while the first one waited.
+        return sorted([key for part in slices(artifact_ids) for key in await _keys_in_every_tenant(connection, part)])
+    for part in slices(artifact_ids):
+        rows = [{"tenant_id": tenant_id, "artifact_id": artifact_id} for artifact_id in part]
+        await connection.execute(insert(artifacts, connection).values(rows).on_conflict_do_nothing())
+    return [ArtifactKey(tenant_id, artifact_id) for artifact_id in artifact_ids]
+
+
 def _identity(taint: Taint) -> str | None:
-    """Tells a copy of this taint from another one. The ids are part of it: a publisher that reuses a message id must
-    not have its second taint taken for a copy of the first."""
+    """Tells a copy of this taint from another one. Ids and time are part of it: a publisher that reuses a message id
+    must not have its second taint taken for a copy of the first."""
     if taint.event_id is None:
         return None
-    named = json.dumps([taint.event_id, taint.tenant_id, sorted(taint.artifact_ids)])
+    named = json.dumps([taint.event_id, taint.tenant_id, taint.time.claimed, sorted(taint.artifact_ids)])
     return hashlib.sha256(named.encode()).hexdigest()
 
 
 async def _place(database: Database, connection: AsyncConnection, taint: Taint, identity: str | None) -> Place:
     """A taint without a usable time keeps the place of its first receipt, where its identity tells that it is one."""
-    first = None
-    if identity is not None:
-        row = await connection.execute(select(taint_receipts.c.placed).where(taint_receipts.c.identity == identity))
-        first = row.scalar_one_or_none()
-    at = place(taint.time, now=await database.now(connection), first_receipt=first)
-    if identity is not None and first is None:
-        await connection.execute(insert_new(taint_receipts, connection), [{"identity": identity, "placed": at.ord}])
-    return at
+    at = place(taint.time, now=await database.now(connection), first_receipt=None)
+    if identity is None:
+        return at
+    # Insert, then read: of two copies that arrive at once the second waits here and takes the first one's place.
+    await connection.execute(insert_new(taint_receipts, connection), [{"identity": identity, "placed": at.ord}])
+    first = await connection.execute(select(taint_receipts.c.placed).where(taint_receipts.c.identity == identity))
+    return replace(at, ord=first.scalar_one())
 
 
 async def _raise_wildcards(connection: AsyncConnection, artifact_ids: Sequence[str], stone: Tombstone) -> None:
-    statement = insert(wildcards, connection)
+    rows = [{"artifact_id": artifact_id, **tombstone_columns(stone)} for artifact_id in artifact_ids]
+    statement = insert(wildcards, connection).values(rows)
     raised = {
         name: case((wildcards.c[name] > statement.excluded[name], wildcards.c[name]), else_=statement.excluded[name])
         for name in tombstone_columns(stone)
     }
-    await connection.execute(
-        statement.on_conflict_do_update(index_elements=["artifact_id"], set_=raised),
-        [{"artifact_id": artifact_id, **tombstone_columns(stone)} for artifact_id in artifact_ids],
-    )
+    await connection.execute(statement.on_conflict_do_update(index_elements=["artifact_id"], set_=raised))
 
 
 async def _keys_in_every_tenant(connection: AsyncConnection, artifact_ids: Sequence[str]) -> list[ArtifactKey]:
@@ -123,21 +131,20 @@ async def _cover(
     locked = (
         await connection.execute(
             select(artifacts)
-            .where(is_any_of(artifacts, keys))
-            .order_by(artifacts.c.tenant_id, artifacts.c.artifact_id)
+            .where(is_any_of(connection, artifacts, keys))
+            .order_by(*lock_order(connection))
             .with_for_update()
         )
     ).all()
     await connection.execute(
         update(artifacts)
-        .where(artifacts.c.tenant_id == bindparam("b_tenant"), artifacts.c.artifact_id == bindparam("b_artifact"))
+        .where(is_any_of(connection, artifacts, keys))
         .values(
             **{
                 name: case((artifacts.c[name] > value, artifacts.c[name]), else_=value)
                 for name, value in tombstone_columns(stone).items()
             }
-        ),
-        [{"b_tenant": row.tenant_id, "b_artifact": row.artifact_id} for row in locked],
+        )
     )
     fallen = [
         row
@@ -148,12 +155,12 @@ async def _cover(
         await _count_and_keep(connection, [row.live_generation for row in fallen], stone, removed, now=now)
         await connection.execute(
             update(artifacts)
-            .where(is_any_of(artifacts, keys), covers(artifacts))
+            .where(is_any_of(connection, artifacts, keys), covers(artifacts))
             .values(live_generation=None, content_hash=None)
         )
     await connection.execute(
         delete(pending).where(
-            is_any_of(pending, keys),
+            is_any_of(connection, pending, keys),
             or_(
                 and_(pending.c.own_clock, pending.c.version <= stone.through_own),
                 and_(not_(pending.c.own_clock), pending.c.version <= stone.through),

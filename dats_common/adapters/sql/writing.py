@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Literal
 
-from sqlalchemy import bindparam, delete, func, select, tuple_, update
+from sqlalchemy import and_, bindparam, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from dats_common.adapters.sql.engine import Database
@@ -14,6 +14,8 @@ from dats_common.adapters.sql.rows import (
     document_row,
     enqueue,
     insert_new,
+    is_any_of,
+    key_of,
     lock_states,
     put_in_quarantine,
     slices,
@@ -29,7 +31,7 @@ from dats_common.adapters.sql.tables import (
 )
 from dats_common.contracts.events import build_completed
 from dats_common.domain.model import NEVER, ArtifactKey, Chunk, Generation, Validated
-from dats_common.domain.taint import ArtifactState, FlipVerdict, Place, Verdict, admit, flip, place
+from dats_common.domain.taint import ArtifactState, FlipVerdict, Place, QuarantineReason, Verdict, admit, flip, place
 from dats_common.errors import Fenced
 from dats_common.ports import Admission
 
@@ -66,8 +68,9 @@ async def admit_events(database: Database, events: Sequence[Validated], *, epoch
         await _require_epoch(connection, epoch)
         states = await lock_states(connection, keys)
         known = await _known_receipts(connection, events)
+        ambiguous = await _never_placed(connection, events)
         now = await database.now(connection)
-        judged = [_judge(event, states[event.key], known, now=now) for event in events]
+        judged = [_judge(event, states[event.key], known, ambiguous, now=now) for event in events]
         await connection.execute(
             insert_new(receipts, connection),
             [
@@ -94,26 +97,53 @@ def _claimed(event: Validated) -> int:
 
 
 def _judge(
-    event: Validated, state: ArtifactState, known: Mapping[tuple[ArtifactKey, str], Mapping[int, int]], *, now: int
+    event: Validated,
+    state: ArtifactState,
+    known: Mapping[tuple[ArtifactKey, str], Mapping[int, int]],
+    ambiguous: Set[tuple[ArtifactKey, str]],
+    *,
+    now: int,
 ) -> Admission:
-    seen = known.get((event.key, event.content_hash), {})
-    # A bare copy of content that came with a time before takes the place of that first receipt too.
-    first = min(seen.values(), default=None) if event.time.claimed is None else seen.get(event.time.claimed)
-    at = place(event.time, now=now, first_receipt=first)
-    verdict, reason = admit(state, at, content_hash=event.content_hash, seen_before=bool(seen))
+    content = (event.key, event.content_hash)
+    seen = known.get(content, {})
+    if event.time.claimed is not None:
+        at = place(event.time, now=now, first_receipt=seen.get(event.time.claimed))
+    else:
+        # A bare copy of content that came with a time before takes the place of that first receipt too; that time was
+        # another clock's.
+        first = min(seen.values(), default=None)
+        at = replace(place(event.time, now=now, first_receipt=first), own_clock=first in (None, seen.get(NEVER)))
+    placed_before = any(claimed != NEVER or content not in ambiguous for claimed in seen)
+    verdict, reason = admit(state, at, content_hash=event.content_hash, seen_before=placed_before)
     return Admission(event, verdict, at, reason=reason, replaces=state.version > NEVER)
 
 
 async def _known_receipts(
     connection: AsyncConnection, events: Sequence[Validated]
 ) -> dict[tuple[ArtifactKey, str], dict[int, int]]:
-    wanted = [(event.key.tenant_id, event.key.artifact_id, event.content_hash) for event in events]
-    columns = tuple_(receipts.c.tenant_id, receipts.c.artifact_id, receipts.c.content_hash)
     known: dict[tuple[ArtifactKey, str], dict[int, int]] = {}
-    for row in await connection.execute(select(receipts).where(columns.in_(wanted))):
+    of_these = and_(
+        is_any_of(connection, receipts, [event.key for event in events]),
+        receipts.c.content_hash.in_([event.content_hash for event in events]),
+    )
+    for row in await connection.execute(select(receipts).where(of_these)):
         places = known.setdefault((ArtifactKey(row.tenant_id, row.artifact_id), row.content_hash), {})
         places[row.claimed] = row.placed
     return known
+
+
+async def _never_placed(connection: AsyncConnection, events: Sequence[Validated]) -> frozenset[tuple[ArtifactKey, str]]:
+    """Contents whose bare receipt came after a taint and settled nothing: a copy of it settles nothing either."""
+    bare = [event for event in events if event.time.claimed is None]
+    if not bare:
+        return frozenset()
+    rows = await connection.execute(
+        select(quarantine.c.tenant_id, quarantine.c.artifact_id, quarantine.c.content_hash).where(
+            is_any_of(connection, quarantine, [event.key for event in bare]),
+            quarantine.c.reason == QuarantineReason.BARE_AFTER_TAINT.value,
+        )
+    )
+    return frozenset((key_of(row), row.content_hash) for row in rows)
 
 
 async def _move_version(connection: AsyncConnection, item: Admission, state: ArtifactState, *, now: int) -> None:
@@ -127,6 +157,7 @@ async def _move_version(connection: AsyncConnection, item: Admission, state: Art
     counted = await connection.execute(
         select(documents.c.chunk_count).where(documents.c.generation == state.live_generation)
     )
+    await _resolve_quarantine(connection, [item], now=now)
     moved = _completed(
         key, item.place, state.live_generation or 0, chunks=counted.scalar_one(), status="unchanged", now=now
     )
@@ -231,6 +262,8 @@ async def abandon_generations(database: Database, generations: Sequence[int]) ->
 async def flip_generations(database: Database, admissions: Sequence[Admission], *, epoch: int) -> list[FlipVerdict]:
     """V4: from the commit of this transaction on, readers see the new generations."""
     generations = [_generation(item).number for item in admissions]
+    if len({item.event.key for item in admissions}) != len(admissions):
+        raise ValueError("one call may flip one generation of an artifact: their order matters")
     async with database.writing() as connection:
         await _require_epoch(connection, epoch)
         states = await lock_states(connection, [item.event.key for item in admissions])
@@ -284,24 +317,7 @@ async def _make_live(connection: AsyncConnection, live: Sequence[Admission], *, 
             for item in live
         ],
     )
-    await connection.execute(
-        update(quarantine)
-        .where(
-            quarantine.c.tenant_id == bindparam("b_tenant"),
-            quarantine.c.artifact_id == bindparam("b_artifact"),
-            quarantine.c.version <= bindparam("b_version"),
-            quarantine.c.resolved_at.is_(None),
-        )
-        .values(resolved_at=now),
-        [
-            {
-                "b_tenant": item.event.key.tenant_id,
-                "b_artifact": item.event.key.artifact_id,
-                "b_version": item.place.ord,
-            }
-            for item in live
-        ],
-    )
+    await _resolve_quarantine(connection, live, now=now)
     rows = await connection.execute(
         select(chunks.c.generation, func.count().label("chunk_count"))
         .where(chunks.c.generation.in_([_generation(item).number for item in live]))
@@ -320,3 +336,25 @@ async def _make_live(connection: AsyncConnection, live: Sequence[Admission], *, 
         for item in live
     ]
     await enqueue(connection, announced, now=now)
+
+
+async def _resolve_quarantine(connection: AsyncConnection, live: Sequence[Admission], *, now: int) -> None:
+    """What is live from now on answers the question that older quarantined versions had left open."""
+    await connection.execute(
+        update(quarantine)
+        .where(
+            quarantine.c.tenant_id == bindparam("b_tenant"),
+            quarantine.c.artifact_id == bindparam("b_artifact"),
+            quarantine.c.version <= bindparam("b_version"),
+            quarantine.c.resolved_at.is_(None),
+        )
+        .values(resolved_at=now),
+        [
+            {
+                "b_tenant": item.event.key.tenant_id,
+                "b_artifact": item.event.key.artifact_id,
+                "b_version": item.place.ord,
+            }
+            for item in live
+        ],
+    )
