@@ -124,9 +124,8 @@ class Consumer:
                 handled = await self._handle(batch)
                 await self._relay_quietly()
                 for item in handled:
-                    seconds = asyncio.get_running_loop().time() - started
-                    self._observer.embedded(item, seconds=seconds)
-                    await self._settle(subscription, queue, item)
+                    self._observer.embedded(item, seconds=asyncio.get_running_loop().time() - started)
+                await self._settle(subscription, queue, handled)
         finally:
             self.processing -= len(batch)
 
@@ -143,32 +142,44 @@ class Consumer:
     async def _is_outage(self, error: Exception) -> bool:
         return isinstance(error, Unavailable) and not await self._healthy()
 
-    async def _settle(self, subscription: Subscription, queue: str, item: Handled) -> None:
-        if item.error is None:
-            await subscription.ack(item.delivery)
-            return
-        decision = settle(
-            item.error,
-            attempt=item.delivery.attempt,
-            retry_attempts=self._limits.retry_attempts,
-            outage=await self._is_outage(item.error),
-        )
-        await self._act(subscription, queue, item, decision)
+    async def _settle(self, subscription: Subscription, queue: str, handled: Sequence[Handled]) -> None:
+        # Asked and waited for once: a batch that waited for each of its events would look like a hang in an outage.
+        outage = any(isinstance(item.error, Unavailable) for item in handled) and not await self._healthy()
+        pause_s = 0.0
+        postponed: list[Handled] = []
+        for item in handled:
+            if item.error is None:
+                await subscription.ack(item.delivery)
+                continue
+            decision = settle(
+                item.error,
+                attempt=item.delivery.attempt,
+                retry_attempts=self._limits.retry_attempts,
+                outage=outage and isinstance(item.error, Unavailable),
+            )
+            if item_pause_s := await self._act(subscription, queue, item, decision):
+                pause_s = max(pause_s, item_pause_s)
+                postponed.append(item)
+            self._progress.moved()
+        if postponed:
+            await asyncio.sleep(pause_s)
+        for item in postponed:
+            await subscription.give_back(item.delivery)
 
-    async def _act(self, subscription: Subscription, queue: str, item: Handled, decision: Settlement) -> None:
+    async def _act(self, subscription: Subscription, queue: str, item: Handled, decision: Settlement) -> float:
+        """Returns 0 once the delivery is settled, else after how many seconds it is to be given back."""
         self._observer.settled(queue, type(decision).__name__, reason=str(item.error))
         try:
             match decision:
                 case Retry(delay_s):
                     await subscription.retry(item.delivery, delay_s=delay_s)
                 case GiveBack(pause_s):
-                    await asyncio.sleep(pause_s)
-                    await subscription.give_back(item.delivery)
+                    return pause_s
                 case DeadLetter(reason):
                     await self._dead_letter(subscription, item, reason)
         except Unavailable:
-            await asyncio.sleep(OUTAGE_PAUSE_S)
-            await subscription.give_back(item.delivery)  # the broker could not take the copy: keep the original
+            return OUTAGE_PAUSE_S  # its report could not be written, or the copy not be taken: keep the original
+        return 0.0
 
     async def _dead_letter(self, subscription: Subscription, item: Handled, reason: str) -> None:
         event = item.outcome.event if item.outcome else None
@@ -197,20 +208,25 @@ class Consumer:
         except Exception as error:
             # Never given up for whatever goes wrong on our side: only what cannot be read becomes a dead letter.
             decision = settle(error, attempt=1, retry_attempts=1, outage=await self._is_outage(error))
-            await self._act(subscription, TAINTS_QUEUE, Handled(delivery, error=error), decision)
+            await self._end_taint(subscription, Handled(delivery, error=error), decision)
             return
         receipt = handled.receipt
         self._observer.tainted(chunks=sum(receipt.chunks_removed.values()))
         await self._relay_quietly()
         if handled.rejected:
             decision = DeadLetter("; ".join(handled.rejected)[:REASON_MAX_CHARS])
-            await self._act(subscription, TAINTS_QUEUE, Handled(delivery), decision)
+            await self._end_taint(subscription, Handled(delivery), decision)
         else:
             await subscription.ack(delivery)
         try:
             await self._sweeper.sweep(receipt.fallen)
         except Unavailable:
             return  # invisible already; the periodic sweep removes the points once the index is back
+
+    async def _end_taint(self, subscription: Subscription, item: Handled, decision: Settlement) -> None:
+        if pause_s := await self._act(subscription, TAINTS_QUEUE, item, decision):
+            await asyncio.sleep(pause_s)
+            await subscription.give_back(item.delivery)
 
     async def _relay_quietly(self) -> None:
         """The outbox keeps what the broker does not take now; the periodic relay tries again."""

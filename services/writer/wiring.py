@@ -15,7 +15,7 @@ from dats_common.contracts.topology import COMMANDS_QUEUE, VALIDATED_QUEUE
 from dats_common.errors import Unavailable
 from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
-from dats_common.ports import Bus, Encoder, Heartbeat, Index, Ledger
+from dats_common.ports import Bus, Encoder, Heartbeat, Index, Ledger, Point
 from dats_common.settings import Settings
 from dats_common.telemetry.logs import log
 from dats_common.telemetry.metrics import Metrics
@@ -50,9 +50,25 @@ class ProgressEncoder:
 
     async def encode(self, texts: Sequence[str], *, kind: Literal["query", "document"]) -> npt.NDArray[np.float32]:
         """As the encoder, in batches small enough to be called progress."""
-        vectors = await self._encoder.encode(texts, kind=kind)
-        self._progress.moved()
-        return vectors
+        try:
+            return await self._encoder.encode(texts, kind=kind)
+        finally:
+            self._progress.moved()
+
+
+class ProgressStore:
+    """An index that reports each call's end as progress, also a failed one: waiting out a timeout is no hang."""
+
+    def __init__(self, index: Index, progress: Progress) -> None:
+        self._index = index
+        self._progress = progress
+
+    async def store(self, points: Sequence[Point]) -> None:
+        """As the index."""
+        try:
+            await self._index.store(points)
+        finally:
+            self._progress.moved()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +161,7 @@ async def open_writer(settings: Settings) -> AsyncIterator[Writer]:
         chunking = settings.lightrag.chunking
         async with open_lightrag_indexer(
             encoder=encoder,
-            index=index,
+            index=ProgressStore(index, progress),
             ledger=ledger,
             working_dir=str(settings.working_dir),
             max_tokens=chunking.max_chunk_size,

@@ -1,0 +1,324 @@
+"""A writer and a replica within one event loop, on the twins and a SQLite ledger, whose parts fail on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+
+from dats_common.adapters.memory_bus import MemoryBus
+from dats_common.adapters.memory_encoder import MemoryEncoder
+from dats_common.adapters.memory_index import MemoryIndex
+from dats_common.adapters.memory_indexer import MemoryIndexer
+from dats_common.adapters.sql.ledger import open_ledger
+from dats_common.contracts.topology import ARTIFACT_TAINTED, DEAD_LETTERS_QUEUE, PUBLISHED_QUEUE, TASK_VALIDATED
+from dats_common.domain.fusion import LegWeights
+from dats_common.domain.model import ArtifactKey
+from dats_common.errors import BrokerUnavailable, EncoderUnavailable, IndexUnavailable, LedgerUnavailable
+from dats_common.fingerprint import fingerprint
+from dats_common.maintenance.relay import Relay
+from dats_common.maintenance.sweep import Sweeper
+from dats_common.ports import Candidate, Ledger, Point
+from dats_common.telemetry.metrics import Metrics
+from services.query.app import build_app
+from services.query.engine import QueryEngine
+from services.query.services import Errands, QueryLimits, QueryServices
+from services.writer.consumer import Consumer, Limits
+from services.writer.handlers import EventHandlers
+from services.writer.leadership import Leadership
+from services.writer.observer import MetricsObserver
+from services.writer.pipeline import EmbeddingPipeline
+from services.writer.progress import Progress
+
+DEADLINE_S = 20.0
+POISON = "POISON"
+"""A document with this word breaks the encoder."""
+BODY_LIMIT_BYTES = 1_048_576
+
+
+async def eventually(true: Callable[[], Awaitable[bool]], *, timeout_s: float = DEADLINE_S) -> None:
+    """Poll until it holds. Raises: TimeoutError."""
+    async with asyncio.timeout(timeout_s):
+        while not await true():
+            await asyncio.sleep(0.01)
+
+
+# ------------------------------------------------------------------------------------------------ parts that can fail
+
+
+class Switch:
+    """Something that can be away, and that can be held up."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.open = asyncio.Event()
+        self.open.set()
+        self.reached = asyncio.Event()
+
+    def hold(self) -> None:
+        self.reached.clear()
+        self.open.clear()
+
+    async def passed(self) -> None:
+        self.reached.set()
+        await self.open.wait()
+
+
+class Index(MemoryIndex):
+    """Counts what is stored; proposes `forged` candidates besides what it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.switch = Switch()
+        self.stored: list[list[Point]] = []
+        self.storing = Switch()
+        self.forged: list[Candidate] = []
+        self.searches = 0
+
+    def _check(self) -> None:
+        if self.switch.away:
+            raise IndexUnavailable("the index does not answer")
+
+    async def store(self, points: Sequence[Point]) -> None:
+        self._check()
+        if self.storing.away:
+            raise IndexUnavailable("the index does not confirm")
+        await self.storing.passed()
+        self.stored.append(list(points))
+        await super().store(points)
+
+    async def search(self, **asked: Any) -> list[Candidate]:
+        self._check()
+        await self.switch.passed()
+        self.searches += 1
+        return self.forged + await super().search(**asked)
+
+    async def remove(self, key: ArtifactKey, generations: Sequence[int]) -> None:
+        self._check()
+        await super().remove(key, generations)
+
+    async def generations(self, keys: Sequence[ArtifactKey]) -> dict[ArtifactKey, set[int]]:
+        self._check()
+        return await super().generations(keys)
+
+    async def count(self) -> int:
+        self._check()
+        return await super().count()
+
+    async def ping(self) -> None:
+        self._check()
+
+
+class Encoder(MemoryEncoder):
+    """Breaks on `POISON`; documents can be held up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.documents = Switch()
+        self.calls: list[list[str]] = []
+
+    async def encode(self, texts: Sequence[str], *, kind: Literal["query", "document"]) -> Any:
+        if kind == "document":
+            self.calls.append(list(texts))
+            if any(POISON in text for text in texts):
+                raise EncoderUnavailable("the model cannot read this text")
+            await self.documents.passed()
+        return await super().encode(texts, kind=kind)
+
+
+class Bus(MemoryBus):
+    """A broker that can be away for publishers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.switch = Switch()
+
+    def _check(self) -> None:
+        if self.switch.away:
+            raise BrokerUnavailable("the broker is away")
+
+    async def publish(self, routing_key: str, body: Mapping[str, Any], *, event_id: str) -> None:
+        self._check()
+        await super().publish(routing_key, body, event_id=event_id)
+
+    async def command(self, body: Mapping[str, Any], *, event_id: str) -> None:
+        self._check()
+        await super().command(body, event_id=event_id)
+
+    async def depth(self, queue: str) -> int:
+        self._check()
+        return await super().depth(queue)
+
+    async def ping(self) -> None:
+        self._check()
+
+    def bodies(self, queue: str, event: str | None = None) -> list[Any]:
+        """What lies in a queue, parsed."""
+        return [json.loads(each.body) for each in self.queue(queue) if event in (None, each.event_type)]
+
+
+class Away:
+    """A port of which nothing answers."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        async def refuse(*_: Any, **__: Any) -> Any:
+            raise self._error
+
+        return refuse
+
+
+LEDGER_AWAY: Any = Away(LedgerUnavailable("the ledger does not answer"))
+
+
+# ------------------------------------------------------------------------------------------------------------- writer
+
+
+@dataclass
+class Rig:
+    """One world: a bus, an index, a ledger, and as many writers and replicas as a test wants."""
+
+    ledger: Ledger
+    bus: Bus = field(default_factory=Bus)
+    index: Index = field(default_factory=Index)
+    encoder: Encoder = field(default_factory=Encoder)
+
+    @asynccontextmanager
+    async def writer(
+        self, writer_id: str = "writer", *, batch_size: int = 10, retry_attempts: int = 0, progress: Progress | None = None
+    ) -> AsyncIterator[Leadership]:
+        """A consumer that runs; it is stopped and its end awaited."""
+        leadership = Leadership(self.ledger, writer_id)
+        sweeper = Sweeper(ledger=self.ledger, index=self.index)
+        indexer = MemoryIndexer(encoder=self.encoder, index=self.index, ledger=self.ledger)
+        pipeline = EmbeddingPipeline(ledger=self.ledger, indexer=indexer, leadership=leadership, sweeper=sweeper)
+        consumer = Consumer(
+            bus=self.bus,
+            ledger=self.ledger,
+            handlers=EventHandlers(ledger=self.ledger, pipeline=pipeline, skew_s=60.0),
+            leadership=leadership,
+            relay=self.relay,
+            sweeper=sweeper,
+            progress=progress or Progress(),
+            observer=MetricsObserver(Metrics()),
+            healthy=self._healthy,
+            limits=Limits(batch_size=batch_size, linger_s=0.02, prefetch=40, retry_attempts=retry_attempts),
+        )
+        running = asyncio.create_task(consumer.run(), name=writer_id)
+        try:
+            yield leadership
+        finally:
+            await consumer.stop()
+            self.encoder.documents.open.set()
+            self.index.storing.open.set()
+            await asyncio.wait_for(running, DEADLINE_S)
+
+    @property
+    def relay(self) -> Relay:
+        return Relay(ledger=self.ledger, bus=self.bus)
+
+    async def _healthy(self) -> bool:
+        return not (self.index.switch.away or self.bus.switch.away)
+
+    # -- what producers send
+
+    def validated(self, artifact_id: str, content: str, *, time: str | None = None, **metadata: Any) -> None:
+        data = {"artifact_id": artifact_id, "content": content, "metadata": {"project_id": "p", **metadata}}
+        self.bus.inject(TASK_VALIDATED, encoded({"data": data} | ({"time": time} if time else {})))
+
+    def tainted(self, *artifact_ids: Any) -> None:
+        self.bus.inject(ARTIFACT_TAINTED, encoded({"data": {"artifact_ids": list(artifact_ids)}}))
+
+    # -- what became of it
+
+    async def live(self, *artifact_ids: str) -> set[str]:
+        """Those of them that are live."""
+        found = set()
+        async for generation, _ in self.ledger.live_chunks():
+            found.add(generation.key.artifact_id)
+        return found & {*artifact_ids}
+
+    async def all_live(self, *artifact_ids: str) -> None:
+        async def done() -> bool:
+            return await self.live(*artifact_ids) == {*artifact_ids}
+
+        await eventually(done)
+
+    async def settled(self) -> None:
+        """Nothing is queued, in hand or waiting for a retry."""
+
+        async def done() -> bool:
+            kept = {DEAD_LETTERS_QUEUE, PUBLISHED_QUEUE}
+            return not any(queue for name, queue in self.bus._queues.items() if name not in kept)
+
+        await eventually(done)
+
+    async def dead_letters(self, count: int) -> list[Mapping[str, Any]]:
+        """Headers of the dead letters, once there are so many."""
+
+        async def done() -> bool:
+            return len(self.bus.queue(DEAD_LETTERS_QUEUE)) >= count
+
+        await eventually(done)
+        return [message.headers for message in self.bus.queue(DEAD_LETTERS_QUEUE)]
+
+    def published(self, event: str) -> list[dict[str, Any]]:
+        """Data of the events that went out."""
+        return [body["data"] for body in self.bus.bodies(PUBLISHED_QUEUE, event)]
+
+    # -- replica
+
+    @asynccontextmanager
+    async def replica(self, **changes: Any) -> AsyncIterator[httpx.AsyncClient]:
+        """A client of one replica. `changes`: limits, or `ledger`, `bus`, `index` of its own."""
+        ledger = changes.pop("ledger", self.ledger)
+        bus = changes.pop("bus", self.bus)
+        index = changes.pop("index", self.index)
+        limits = {"deadline_s": 5.0, "embed_wait_s": 5.0, "queue_max_size": 1000, "skew_s": 60.0, **changes}
+        errands = Errands()
+        services = QueryServices(
+            engine=QueryEngine(
+                encoder=self.encoder,
+                index=index,
+                ledger=ledger,
+                min_similarity=0.3,
+                least_candidates=50,
+                weights=LegWeights(dense=1.0, sparse=0.5),
+            ),
+            encoder=self.encoder,
+            index=index,
+            ledger=ledger,
+            bus=bus,
+            relay=Relay(ledger=ledger, bus=bus),
+            sweeper=Sweeper(ledger=ledger, index=index),
+            metrics=Metrics(),
+            limits=QueryLimits(**limits),
+            index_memory=lambda: 1,
+            errands=errands,
+        )
+        app = build_app(services, body_limit_bytes=BODY_LIMIT_BYTES)
+        # As a server: an error that no handler took is answered, and not raised into the test.
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://replica") as client:
+            yield client
+        await errands.finish(timeout_s=DEADLINE_S)
+
+
+def encoded(message: Any) -> bytes:
+    return json.dumps(message).encode()
+
+
+@asynccontextmanager
+async def open_rig(directory: Path) -> AsyncIterator[Rig]:
+    async with open_ledger(f"sqlite:///{directory / 'ledger.db'}") as ledger:
+        rig = Rig(ledger)
+        await rig.index.prepare(await fingerprint(rig.encoder))
+        yield rig
