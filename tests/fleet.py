@@ -93,18 +93,23 @@ class Child:
     def kill9(self) -> None:
         """What an out-of-memory kill or a power cut leaves."""
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(STOP_TIMEOUT_S)
+        self.wait()
 
     def stop(self) -> int:
         """SIGTERM, as an orchestrator sends it; the exit status."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(STOP_TIMEOUT_S)
+        return self.wait()
+
+    def wait(self) -> int:
+        """The exit status, once it has ended."""
+        status = self.process.wait(STOP_TIMEOUT_S)
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return status
 
     def end(self) -> None:
         if self.is_running:
             self.kill9()
-        if self.process.stdin is not None:
-            self.process.stdin.close()
 
     def said(self, event: str) -> int:
         """How often the log has a line of this event."""
@@ -168,7 +173,9 @@ class Fleet:
     def start_engine(self) -> None:
         command = [sys.executable, "-m", "dats_common.embedded.qdrant_edge", str(self.engine_dir)]
         command += ["--port", str(self.engine_port)]
-        self.engine = Child(command, self.environment, self.base / "engine.log")
+        log = self.base / "engine.log"
+        log.unlink(missing_ok=True)
+        self.engine = Child(command, self.environment, log)
         wait_until(self._engine_listens, timeout_s=START_TIMEOUT_S, what="engine start")
 
     def add_writer(self) -> Child:
@@ -200,14 +207,11 @@ class Fleet:
         self.wait_until_up()
 
     def stop(self) -> None:
-        """SIGTERM to everything, the engine last."""
+        """SIGTERM to everything at once, as a machine that shuts down does."""
         for child in self.children:
-            if child.is_running:
-                child.process.send_signal(signal.SIGTERM)
-                if child is not self.engine:
-                    continue
+            child.process.send_signal(signal.SIGTERM)
         for child in self.children:
-            child.process.wait(STOP_TIMEOUT_S)
+            assert child.wait() == 0, f"{child.log.name}: {child.log.read_text()[-2000:]}"
 
     def end(self) -> None:
         """Kill what is left."""

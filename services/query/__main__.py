@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -60,6 +61,10 @@ async def _serve(settings: Settings) -> None:
                 limit_concurrency=_BACKLOG,
                 timeout_graceful_shutdown=round(settings.query.deadline_s + settings.query.embed_wait_s),
             )
+            # The server raises the signal that stopped it once more when it is done: that must not end the process
+            # before what is opened above was closed.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: None)
             log("query").info("serving", host=settings.server.host, port=settings.server.port)
             await uvicorn.Server(config).serve(sockets=[listener])
     log("query").info("stopped")
