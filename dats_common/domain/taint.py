@@ -135,10 +135,10 @@ def admit(
         if state.is_live and at.ord < state.version:
             return Verdict.SUPERSEDED, None  # nothing to readmit: its successor is live
         return Verdict.QUARANTINED, QuarantineReason.WITHIN_SKEW
+    if at.ord < state.version:
+        return Verdict.SUPERSEDED, None  # also when its successor has fallen: versions never decrease
     if not state.is_live:
         return Verdict.EMBED, None
-    if at.ord < state.version:
-        return Verdict.SUPERSEDED, None
     if state.content_hash == content_hash:
         return (Verdict.DUPLICATE if at.ord == state.version else Verdict.UNCHANGED), None
     if at.ord == state.version:
@@ -165,6 +165,6 @@ def flip(
         return FlipVerdict.QUARANTINED, QuarantineReason.WITHIN_SKEW
     if state.is_live and state.version == at.ord and state.content_hash != content_hash:
         return FlipVerdict.QUARANTINED, QuarantineReason.EQUAL_TIME
-    if state.is_live and state.version >= at.ord:
+    if state.version > at.ord or (state.is_live and state.version == at.ord):
         return FlipVerdict.GARBAGE, None
     return (FlipVerdict.LIVE if pending else FlipVerdict.RECLAIMED), None

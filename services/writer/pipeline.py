@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from dats_common.domain.model import ArtifactKey, Validated
@@ -43,6 +43,7 @@ class EmbeddingPipeline:
         self._leadership = leadership
         self._sweeper = sweeper
         self._claims = _Claims()
+        self._failed: set[int] = set()
 
     async def run(self, events: Sequence[Validated]) -> list[Outcome]:
         """Handle a batch; outcomes in the order of `events`, each on its own.
@@ -81,30 +82,30 @@ class EmbeddingPipeline:
         return done | {event.key: Outcome(event, error=error) for event in events}
 
     async def _attempt(self, events: Sequence[Validated]) -> list[Outcome]:
+        await self._abandon_failed()
         epoch = await self._leadership.epoch()
         admissions = await self._ledger.admit(events, epoch=epoch)  # V1
         jobs = {item.generation.number: item for item in admissions if item.generation is not None}
-        stored = await self._store(jobs)  # V2, V3
-        ready = [item for number, item in jobs.items() if isinstance(stored.get(number), int)]
-        flips = await self._ledger.flip(ready, epoch=epoch) if ready else []  # V4
+        try:
+            stored = await self._indexer.index(  # V2, V3
+                [IndexJob(item.generation, item.event.content) for item in jobs.values() if item.generation is not None]
+            )
+            ready = [item for number, item in jobs.items() if isinstance(stored[number], int)]
+            flips = await self._ledger.flip(ready, epoch=epoch) if ready else []  # V4
+        except BaseException:
+            self._failed |= jobs.keys()
+            raise
+        self._failed |= {number for number in jobs if isinstance(stored[number], Exception)}
         await self._sweep_replaced(admissions)  # V5
         flipped = {item.event.key: verdict for item, verdict in zip(ready, flips, strict=True)}
         return [_outcome(item, flipped.get(item.event.key), stored) for item in admissions]
 
-    async def _store(self, jobs: Mapping[int, Admission]) -> Mapping[int, int | Exception]:
-        """Chunk counts or errors by generation; those that failed are no longer pending."""
-        try:
-            stored = await self._indexer.index(
-                [IndexJob(item.generation, item.event.content) for item in jobs.values() if item.generation]
-            )
-        except BaseException:
-            with suppress(Unavailable):
-                await self._ledger.abandon(list(jobs))
-            raise
-        failed = [number for number in jobs if isinstance(stored[number], Exception)]
+    async def _abandon_failed(self) -> None:
+        """Give up what earlier attempts left pending: nobody will flip it, and the sweep keeps what is pending."""
+        failed = sorted(self._failed)
         if failed:
             await self._ledger.abandon(failed)
-        return stored
+            self._failed -= set(failed)
 
     async def _sweep_replaced(self, admissions: Sequence[Admission]) -> None:
         replaced = [item.event.key for item in admissions if item.replaces and item.generation is not None]

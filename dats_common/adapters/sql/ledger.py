@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sqlalchemy import Select, delete, exists, select, update
+from sqlalchemy import ColumnElement, Select, delete, exists, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from dats_common.adapters.sql.engine import Database, open_database, unix_microseconds
@@ -19,7 +19,7 @@ from dats_common.adapters.sql.reading import (
     outcome_of,
     read_passages,
 )
-from dats_common.adapters.sql.rows import enqueue, insert, is_any_of, key_of, slices
+from dats_common.adapters.sql.rows import SLICE, enqueue, insert, is_any_of, key_of, slices
 from dats_common.adapters.sql.tables import artifacts, chunks, documents, outbox, pending, writers
 from dats_common.adapters.sql.tainting import commit_taint
 from dats_common.adapters.sql.writing import (
@@ -47,6 +47,10 @@ from dats_common.ports import (
 # How long a relay may hold events it has claimed. A relay that dies delays them by this much and no more; one that
 # is slower than this sends some twice, which subscribers must bear anyway.
 RELAY_CLAIM_S = 10.0
+
+
+# Longer than any retry of a message may take: until then the row keeps a copy of its event from being sent again.
+SENT_EVENTS_KEPT_S = 7 * 86_400.0
 
 
 @asynccontextmanager
@@ -154,26 +158,27 @@ class SqlLedger:
 
     async def forget(self, keys: Sequence[ArtifactKey] | None = None) -> None:
         for part in slices(list(keys)) if keys is not None else [None]:
-            async with self._database.writing() as connection:
-                await connection.execute(
-                    delete(chunks).where(
-                        chunks.c.generation.in_(_terminal(self._database.engine, part).scalar_subquery())
+            while dead := await self._forgettable(part):
+                async with self._database.writing() as connection:
+                    await connection.execute(delete(chunks).where(chunks.c.generation.in_(dead)))
+                    await connection.execute(
+                        delete(documents).where(documents.c.generation.in_(dead), _has_a_live_successor())
                     )
-                )
-                # The source of what a taint took away stays for audit and un-tainting; superseded sources go.
-                replaced = exists().where(
-                    artifacts.c.tenant_id == documents.c.tenant_id,
-                    artifacts.c.artifact_id == documents.c.artifact_id,
-                    artifacts.c.version >= documents.c.version,
-                    artifacts.c.live_generation.is_not(None),
-                )
-                await connection.execute(
-                    delete(documents).where(
-                        documents.c.generation.in_(
-                            _terminal(self._database.engine, part).where(replaced).scalar_subquery()
-                        )
-                    )
-                )
+        if keys is None:
+            await self._purge_outbox()
+
+    async def _forgettable(self, keys: Sequence[ArtifactKey] | None) -> list[int]:
+        """Some terminal generations with something left to drop. Looked up outside of a write transaction: over all
+        artifacts this is a scan, and a taint must not wait for it. Terminal generations never come back."""
+        leftover = exists().where(chunks.c.generation == documents.c.generation)
+        statement = _terminal(self._database.engine, keys).where(or_(leftover, _has_a_live_successor()))
+        async with self._database.reading() as connection:
+            return list((await connection.execute(statement.limit(SLICE))).scalars())
+
+    async def _purge_outbox(self) -> None:
+        async with self._database.writing() as connection:
+            before = await self._database.now(connection) - round(SENT_EVENTS_KEPT_S * 1e6)
+            await connection.execute(delete(outbox).where(outbox.c.sent_at < before))
 
     async def beat(self, heartbeat: Heartbeat) -> None:
         async with self._database.writing() as connection:
@@ -215,6 +220,17 @@ class SqlLedger:
     async def ping(self) -> None:
         async with self._database.reading() as connection:
             await connection.execute(select(1))
+
+
+def _has_a_live_successor() -> ColumnElement[bool]:
+    """The source of what a taint took away stays, for audit and un-tainting; superseded sources go."""
+    return exists().where(
+        artifacts.c.tenant_id == documents.c.tenant_id,
+        artifacts.c.artifact_id == documents.c.artifact_id,
+        artifacts.c.version >= documents.c.version,
+        artifacts.c.live_generation.is_not(None),
+        artifacts.c.live_generation != documents.c.generation,
+    )
 
 
 def _terminal(engine: AsyncEngine, keys: Sequence[ArtifactKey] | None) -> Select[int]:
