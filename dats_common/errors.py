@@ -1,19 +1,19 @@
 """Every error of the service. The first question each one answers: is it worth trying again?
 
-    DatsError
-    ├── Refused                 never worth repeating unchanged: a dead letter, a 4xx
-    │   ├── InvalidInput        breaks the contract (bad JSON, wrong type, too long)
-    │   ├── Forbidden           the caller's identity does not allow it
-    │   └── NotFound
-    ├── Unavailable             worth repeating later: a retry, a 503 with Retry-After
-    │   ├── LedgerUnavailable
-    │   ├── IndexUnavailable
-    │   ├── EncoderUnavailable
-    │   ├── BrokerUnavailable
-    │   └── QueueFull           a 429
-    ├── Fenced                  another writer has taken over: give the messages back, activate again
-    ├── DeadlineExceeded        the caller's time is up: a 504
-    └── ConfigurationError      stops the start, and says what to do
+DatsError
+├── Refused                 never worth repeating unchanged: a dead letter, a 4xx
+│   ├── InvalidInput        breaks the contract (bad JSON, wrong type, too long)
+│   ├── Forbidden           the caller's identity does not allow it
+│   └── NotFound
+├── Unavailable             worth repeating later: a retry, a 503 with Retry-After
+│   ├── LedgerUnavailable
+│   ├── IndexUnavailable
+│   ├── EncoderUnavailable
+│   ├── BrokerUnavailable
+│   └── QueueFull           a 429
+├── Fenced                  another writer has taken over: give the messages back, activate again
+├── DeadlineExceeded        the caller's time is up: a 504
+└── ConfigurationError      stops the start, and says what to do
 """
 
 from __future__ import annotations
