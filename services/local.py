@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import httpx
 
@@ -39,8 +40,13 @@ class Fleet:
 
 
 @asynccontextmanager
-async def open_fleet(settings: Settings, *, start_timeout_s: float = 90.0) -> AsyncIterator[Fleet]:
+async def open_fleet(
+    settings: Settings, *, start_timeout_s: float = 90.0, log_file: Path | None = None
+) -> AsyncIterator[Fleet]:
     """Start everything that is not set to be elsewhere, and wait until it is healthy.
+
+    Args:
+        log_file: where the services' logs go; by default to this process's stderr.
 
     Raises: ConfigurationError: a port or the data directory cannot be used, or a service refuses its settings.
         Unavailable: not healthy in time.
@@ -56,8 +62,9 @@ async def open_fleet(settings: Settings, *, start_timeout_s: float = 90.0) -> As
             environment |= {"QDRANT_HOST": engine.host, "QDRANT_GRPC_PORT": str(engine.port)}
         failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         grace_s = settings.events.drain_s + _STOP_GRACE_S
+        output = stack.enter_context(log_file.open("ab")) if log_file else None
         for module in ("services.writer", "services.query"):
-            service = _Service(module, environment, failed, grace_s=grace_s)
+            service = _Service(module, environment, failed, output=output, grace_s=grace_s)
             stack.push_async_callback(_cancel, asyncio.create_task(service.keep_running(), name=module))
         base_url = f"http://127.0.0.1:{settings.server.port}/api/v1"
         await _healthy(base_url, failed, timeout_s=start_timeout_s)
@@ -104,18 +111,27 @@ class _Service:
     """A child process that is started again when it dies, ever more slowly."""
 
     def __init__(
-        self, module: str, environment: Mapping[str, str], failed: asyncio.Future[str], *, grace_s: float
+        self,
+        module: str,
+        environment: Mapping[str, str],
+        failed: asyncio.Future[str],
+        *,
+        output: BinaryIO | None,
+        grace_s: float,
     ) -> None:
         self._module = module
         self._environment = environment
         self._failed = failed
+        self._output = output
         self._grace_s = grace_s
 
     async def keep_running(self) -> None:
         """Until cancelled; then it is asked to stop, and made to if it does not."""
         pause_s = _FIRST_RESTART_S
         while True:
-            process = await asyncio.create_subprocess_exec(sys.executable, "-m", self._module, env=self._environment)
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", self._module, env=self._environment, stderr=self._output
+            )
             try:
                 code = await process.wait()
             except asyncio.CancelledError:
@@ -123,7 +139,7 @@ class _Service:
                 raise
             if code == EXIT_CONFIGURATION:
                 if not self._failed.done():
-                    self._failed.set_result(f"{self._module} refused to start; its log above says why")
+                    self._failed.set_result(f"{self._module} refused to start; its log says why")
                 return
             log("up").warning("service_restarted", component=self._module, exit_code=code, waited_s=pause_s)
             await asyncio.sleep(pause_s)

@@ -14,6 +14,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from dats_common.ports import Bus, Delivery
 from dats_common.settings import Settings, load_settings
 from services.backends import open_bus, open_encoder, open_ledger
 from services.cli.console import Voice
-from services.local import open_fleet
+from services.local import Fleet, open_fleet
 
 PROJECT = "python-stdlib"
 TARGET_CHARS = 1_000_000  # about 1,500 chunks of the default encoder
@@ -41,6 +42,7 @@ LONGEST_MODULE = 200_000
 _SILENCE_S = 120.0  # no event for this long means that the fleet is stuck
 _TIMED_QUERIES = 60
 _RAW_SAMPLE = 300
+_LOG_TAIL = 20
 _QUERIES_AFTER = 20  # that start after the acknowledgement
 
 # Asked, and the module that a Python programmer would open.
@@ -119,7 +121,10 @@ async def run_demo(*, voice: Voice, everything: bool) -> bool:
             f"(data in {scratch}, removed at the end)"
         )
         started = time.perf_counter()
-        async with open_fleet(settings) as fleet, open_bus(settings, name="demo") as bus:
+        async with (
+            _fleet(settings, Path(scratch) / "fleet.log", voice) as fleet,
+            open_bus(settings, name="demo") as bus,
+        ):
             voice.say(f"Up after {time.perf_counter() - started:.1f} s: {fleet.base_url}\n")
             async with RAGClient(fleet.base_url) as client:
                 chunks, seconds = await _index(bus, modules, voice)
@@ -148,6 +153,22 @@ async def run_demo(*, voice: Voice, everything: bool) -> bool:
     return well
 
 
+@asynccontextmanager
+async def _fleet(settings: Settings, log_file: Path, voice: Voice) -> AsyncIterator[Fleet]:
+    """The fleet, its logs kept out of sight unless something goes wrong."""
+    try:
+        async with open_fleet(settings, log_file=log_file) as fleet:
+            yield fleet
+    except Exception:
+        voice.note("The fleet's log ends:\n" + _tail(log_file))
+        raise
+
+
+def _tail(log_file: Path) -> str:
+    lines = log_file.read_text(encoding="utf-8").splitlines() if log_file.exists() else []
+    return "\n".join(lines[-_LOG_TAIL:])
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -161,7 +182,7 @@ async def _next(events: AsyncIterator[Delivery]) -> dict[str, Any]:
             data: dict[str, Any] = parse_object((await anext(events)).body)["data"]
             return data
     except TimeoutError as error:
-        raise Unavailable(f"no event from the fleet for {_SILENCE_S:.0f} s; its log above says why") from error
+        raise Unavailable(f"no event from the fleet for {_SILENCE_S:.0f} s; its log says why") from error
 
 
 async def _index(bus: Bus, modules: Sequence[Module], voice: Voice) -> tuple[int, float]:
