@@ -34,17 +34,11 @@ def rrf(*, dense_rank: int | None, sparse_rank: int | None, weights: LegWeights)
     return score
 
 
-def is_relevant(
-    *, similarity: float, query_terms: Iterable[int], chunk_terms: Iterable[int], min_similarity: float
-) -> bool:
-    """Whether a chunk may be shown as context.
+def holds_the_terms(*, query_terms: Iterable[int], chunk_terms: Iterable[int]) -> bool:
+    """Whether a chunk is relevant by its terms alone (see `LEAST_TERM_COVERAGE`).
 
     Args:
-        similarity: cosine to the query, clamped to [0, 1].
-        query_terms: sparse term ids of the query; empty when the keyword leg was not asked.
-        min_similarity: the cut on cosine. Source: spec 2, RAG_MIN_SIMILARITY_SCORE.
+        query_terms: sparse term ids of the query; a query without terms is held by nothing.
     """
-    if similarity >= min_similarity:
-        return True
     wanted = frozenset(query_terms)
     return bool(wanted) and len(wanted & frozenset(chunk_terms)) >= LEAST_TERM_COVERAGE * len(wanted)

@@ -9,12 +9,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from dats_common.domain import sparse
 from dats_common.domain.context import CODE_DOMAIN, Block, Context, assemble
-from dats_common.domain.fusion import LegWeights, is_relevant, rrf
-from dats_common.domain.model import ChunkRef
-from dats_common.ports import Candidate, Encoder, Index, Ledger, Leg, Passage, SearchFilter
+from dats_common.domain.fusion import LegWeights, holds_the_terms, rrf
+from dats_common.domain.model import ChunkRef, SparseVector
+from dats_common.ports import Candidate, Encoder, GuardedRead, Index, Ledger, Leg, Passage, SearchFilter
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 MODES: Mapping[str, frozenset[Leg]] = MappingProxyType(
     {
@@ -26,6 +31,7 @@ MODES: Mapping[str, frozenset[Leg]] = MappingProxyType(
 
 _OVER_FETCH = 1.5  # the guard drops what fell or was replaced meanwhile; usually nothing
 _MOST_CANDIDATES = 400
+_NOTHING = Context("", (), 0)
 _ROUNDS = 4  # re-reads after a replaced or withdrawn candidate, refills after dropped ones: then it is good enough
 
 
@@ -72,6 +78,47 @@ class Retrieved:
     timings_ms: Mapping[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A question as the index takes it."""
+
+    dense: npt.NDArray[np.float32]
+    terms: SparseVector | None
+    legs: frozenset[Leg]
+    where: SearchFilter
+
+
+@dataclass(frozen=True, slots=True)
+class _Proposal:
+    """What the index proposed and what the guard let through."""
+
+    candidates: Sequence[Candidate]
+    read: GuardedRead
+
+    @property
+    def dropped(self) -> int:
+        return len(self.candidates) - len(self.read.passages)
+
+    @property
+    def replaced(self) -> frozenset[ChunkRef]:
+        """Candidates of generations that a newer one has replaced."""
+        return frozenset(
+            item.ref
+            for item in self.candidates
+            if item.ref.key in self.read.superseded and item.ref not in self.read.passages
+        )
+
+    def has_more(self, limit: int) -> bool:
+        """Whether a leg was cut at `limit`."""
+        return any(
+            sum(rank is not None for rank in ranks) >= limit
+            for ranks in (
+                [item.dense_rank for item in self.candidates],
+                [item.sparse_rank for item in self.candidates],
+            )
+        )
+
+
 @dataclass(slots=True)
 class _Stopwatch:
     """Milliseconds by stage, summed over rounds."""
@@ -111,81 +158,78 @@ class QueryEngine:
         Raises: LedgerUnavailable, IndexUnavailable, EncoderUnavailable: nothing unguarded is ever returned instead.
         """
         watch = _Stopwatch()
-        dense = (await self._encoder.encode([question.text], kind="query"))[0]
-        legs = MODES[question.mode]
-        terms = sparse.encode_query(question.text) if "sparse" in legs else None
+        asked = await self._encode(question)
         watch.lap("encode")
         limit = min(_MOST_CANDIDATES, max(self._least_candidates, int(question.top_k * _OVER_FETCH)))
+        replaced: frozenset[ChunkRef] = frozenset()
         dropped = 0
-        hits: tuple[Hit, ...] = ()
-        context = Context("", (), 0)
-        for round_ in range(_ROUNDS):
-            candidates = await self._index.search(
-                dense=dense, sparse=terms, legs=legs, where=question.where, limit=limit
-            )
-            watch.lap("index")
-            read = await self._ledger.read([item.ref for item in candidates], question.where.principal)
-            watch.lap("guard")
-            dropped += len(candidates) - len(read.passages)
-            again = round_ + 1 < _ROUNDS
-            if again and read.superseded:
-                continue  # a newer generation is live: its points were in the index before, so this finds them
-            ranked = self._rank(candidates, read.passages, terms.indices if terms else ())
-            full = any(
-                sum(rank is not None for rank in ranks) >= limit
-                for ranks in (
-                    [item.dense_rank for item in candidates],
-                    [item.sparse_rank for item in candidates],
-                )
-            )
-            if again and len(ranked) < question.top_k and len(read.passages) < len(candidates) and full:
+        shown: tuple[Hit, ...] = ()
+        context = _NOTHING
+        for rounds_left in reversed(range(_ROUNDS)):
+            proposal = await self._propose(asked, limit=limit, watch=watch)
+            dropped += proposal.dropped
+            if rounds_left and proposal.replaced - replaced:
+                # A newer generation is live. Its points were in the index before that, so looking again finds them;
+                # what is replaced still, is only not swept yet.
+                replaced |= proposal.replaced
+                continue
+            ranked = self._rank(proposal, asked)
+            if rounds_left and proposal.dropped and len(ranked) < question.top_k and proposal.has_more(limit):
                 limit = min(_MOST_CANDIDATES, limit * 2)
                 continue
-            hits = tuple(ranked[: question.top_k])
-            context = self._assemble(hits, question.budget_tokens)
+            shown, context = self._fit(ranked[: question.top_k], question.budget_tokens)
             watch.lap("assemble")
-            used = [hits[position].passage.ref for position in context.used]
-            live = await self._ledger.still_live(used)  # Q3: the last thing that happens
+            live = await self._ledger.still_live([hit.passage.ref for hit in shown])  # Q3: the last thing that happens
             watch.lap("guard")
-            if len(live) == len(used):
+            if len(live) == len(shown):
                 break
-            dropped += len(used) - len(live)
-            hits = tuple(hit for hit in hits if hit.passage.ref in live)
-            context = self._assemble(hits, question.budget_tokens)
-            if not again:
-                break
-        shown = tuple(hits[position] for position in context.used)
+            dropped += len(shown) - len(live)
+            shown, context = self._fit([hit for hit in shown if hit.passage.ref in live], question.budget_tokens)
         return Retrieved(
             hits=shown,
             context=context,
             dropped=dropped,
-            reason=None if shown else self._why_nothing(len(hits)),
+            reason=None if shown else self._why_nothing(),
             timings_ms={stage: round(spent, 3) for stage, spent in watch.spent.items()},
         )
 
-    def _rank(
-        self, candidates: Sequence[Candidate], passages: Mapping[ChunkRef, Passage], query_terms: Sequence[int]
-    ) -> list[Hit]:
+    async def _encode(self, question: Question) -> _Asked:
+        dense = (await self._encoder.encode([question.text], kind="query"))[0]
+        legs = MODES[question.mode]
+        terms = sparse.encode_query(question.text) if "sparse" in legs else None
+        return _Asked(dense, terms, legs, question.where)
+
+    async def _propose(self, asked: _Asked, *, limit: int, watch: _Stopwatch) -> _Proposal:
+        """Q1 and Q2."""
+        candidates = await self._index.search(
+            dense=asked.dense, sparse=asked.terms, legs=asked.legs, where=asked.where, limit=limit
+        )
+        watch.lap("index")
+        read = await self._ledger.read([item.ref for item in candidates], asked.where.principal)
+        watch.lap("guard")
+        return _Proposal(candidates, read)
+
+    def _rank(self, proposal: _Proposal, asked: _Asked) -> list[Hit]:
         ranked = []
-        for item in candidates:
-            passage = passages.get(item.ref)
-            if passage is None:
-                continue
-            if item.similarity < self._min_similarity and not is_relevant(
-                similarity=item.similarity,
-                query_terms=query_terms,
-                chunk_terms=sparse.encode_document(passage.text).indices if query_terms else (),
-                min_similarity=self._min_similarity,
-            ):
-                continue
-            score = rrf(dense_rank=item.dense_rank, sparse_rank=item.sparse_rank, weights=self._weights)
-            ranked.append(
-                Hit(passage, score, item.similarity, item.dense_rank is not None, item.sparse_rank is not None)
-            )
+        for item in proposal.candidates:
+            passage = proposal.read.passages.get(item.ref)
+            if passage is not None and self._is_relevant(item, passage, asked):
+                score = rrf(dense_rank=item.dense_rank, sparse_rank=item.sparse_rank, weights=self._weights)
+                from_dense, from_sparse = item.dense_rank is not None, item.sparse_rank is not None
+                ranked.append(Hit(passage, score, item.similarity, from_dense, from_sparse))
         # Ties by similarity, then by source id: never by a generation or a point id, which re-embedding changes.
         return sorted(ranked, key=lambda hit: (-hit.score, -hit.similarity, hit.passage.ref.source_id))
 
-    def _assemble(self, hits: Sequence[Hit], budget_tokens: int) -> Context:
+    def _is_relevant(self, item: Candidate, passage: Passage, asked: _Asked) -> bool:
+        if item.similarity >= self._min_similarity:
+            return True
+        # Only what the cut on similarity would drop is worth reading again for its terms.
+        return asked.terms is not None and holds_the_terms(
+            query_terms=asked.terms.indices, chunk_terms=sparse.encode_document(passage.text).indices
+        )
+
+    def _fit(self, hits: Sequence[Hit], budget_tokens: int) -> tuple[tuple[Hit, ...], Context]:
+        """The hits that fit the budget, and their text."""
         blocks = [
             Block(
                 heading=hit.passage.metadata.title or hit.passage.ref.key.artifact_id,
@@ -195,14 +239,13 @@ class QueryEngine:
             )
             for hit in hits
         ]
-        return assemble(
+        context = assemble(
             blocks, budget_tokens=budget_tokens, count_tokens=lambda text: len(self._encoder.token_spans(text))
         )
+        return tuple(hits[position] for position in context.used), context
 
-    def _why_nothing(self, relevant: int) -> str:
-        if relevant:
-            return "the relevant passages do not fit into max_tokens"
+    def _why_nothing(self) -> str:
         return (
-            f"nothing visible to the caller reaches a similarity of {self._min_similarity} "
-            "or holds half of the query's terms"
+            f"nothing that the caller may see has a similarity of {self._min_similarity} "
+            "or holds half of the query's terms, within max_tokens"
         )
