@@ -1,0 +1,68 @@
+"""`python -m tests.bench [--quick] [--json FILE] [names...]`, from the root of the checkout."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+from dats_common.telemetry.logs import configure_logs
+from services.cli.console import Voice
+from tests.bench.figures import Figure, Kind
+from tests.bench.ingest import ingest
+from tests.bench.machine import this_machine
+from tests.bench.query import query
+from tests.bench.report import as_json, as_markdown, ordered, rewrite, value, verdict
+from tests.bench.steady import steady
+from tests.bench.taint import taint
+
+PAGE = Path("docs/performance.md")
+BENCHMARKS: Mapping[str, Callable[..., Awaitable[list[Figure]]]] = {
+    "ingest": ingest,
+    "query": query,
+    "taint": taint,
+    "steady": steady,
+}
+
+
+def main() -> int:
+    """Run, print, write. Exit status 1 where a promise was broken; a missed target is a finding, not a failure."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(BENCHMARKS)}; none: all")
+    parser.add_argument("--quick", action="store_true", help="smaller samples: under 3 minutes on 2 idle cores")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the run to FILE as well")
+    wanted = parser.parse_args()
+    if unknown := set(wanted.names) - set(BENCHMARKS):
+        parser.error(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
+    configure_logs(service="bench")
+    machine = this_machine()
+    figures = asyncio.run(_run(wanted.names or list(BENCHMARKS), quick=wanted.quick))
+    voice = Voice()
+    voice.table(
+        f"{machine.cpu}, {machine.cores} cores, load {machine.load_average[0]} at the start, commit {machine.commit}",
+        ("benchmark", "what", "value", "target", ""),
+        [(each.benchmark, each.name, value(each), each.target, verdict(each)) for each in ordered(figures)],
+    )
+    command = " ".join(["python -m tests.bench", *sys.argv[1:]])
+    if wanted.json:
+        wanted.json.write_text(as_json(machine, figures, command=command), encoding="utf-8")
+    if not wanted.names:  # A part of the run must not replace the whole table.
+        rewrite(PAGE, as_markdown(machine, figures, command=command))
+        voice.say(f"{PAGE} rewritten")
+    return int(any(each.kind is Kind.PROMISE and each.met is False for each in figures))
+
+
+async def _run(names: list[str], *, quick: bool) -> list[Figure]:
+    figures: list[Figure] = []
+    for name in names:
+        started = time.perf_counter()
+        figures += await BENCHMARKS[name](quick=quick)
+        print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
+    return figures
+
+
+if __name__ == "__main__":
+    sys.exit(main())
