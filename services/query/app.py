@@ -35,8 +35,7 @@ def build_app(services: QueryServices, *, body_limit_bytes: int) -> FastAPI:
 def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        document["components"]["schemas"]["Problem"] = Problem.model_json_schema(
-            ref_template="#/components/schemas/{model}"
-        )
+        problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+        document["components"]["schemas"] |= {**problem.pop("$defs"), "Problem": problem}
         app.openapi_schema = document
     return app.openapi_schema

@@ -84,7 +84,10 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
 async def _http(request: Request, error: Exception) -> JSONResponse:
     status = error.status_code if isinstance(error, HTTPException) else 500
     detail = str(error.detail) if isinstance(error, HTTPException) else ""
-    return problem_response(status, _TITLES.get(status, "Refused"), detail=detail, instance=request.url.path)
+    response = problem_response(status, _TITLES.get(status, "Refused"), detail=detail, instance=request.url.path)
+    if isinstance(error, HTTPException):
+        response.headers.update(error.headers or {})  # a 405 names the methods that are allowed
+    return response
 
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:

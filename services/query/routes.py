@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from time import perf_counter
 from typing import Annotated, Any
+from urllib.parse import unquote_to_bytes
 
 from fastapi import APIRouter, Depends, Path, Request, Response
 from fastapi.routing import APIRoute
@@ -23,7 +24,6 @@ from dats_common.contracts.api import (
     HealthResponse,
     InvalidateResponse,
     ProbeResponse,
-    Problem,
     QueryRequest,
     QueryResponse,
     SourceReference,
@@ -64,9 +64,18 @@ class StrictJsonRoute(APIRoute):
         handler = super().get_route_handler()
 
         async def strict(request: Request) -> Response:
+            _require_utf8(request.scope.get("raw_path", b""))
             return await handler(StrictJsonRequest(request.scope, request.receive))
 
         return strict
+
+
+def _require_utf8(raw_path: bytes) -> None:
+    """Servers put U+FFFD for what is not UTF-8: a request would then name another artifact than it was sent for."""
+    try:
+        unquote_to_bytes(raw_path).decode()
+    except UnicodeDecodeError:
+        raise InvalidInput("path: not valid UTF-8") from None
 
 
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
@@ -79,12 +88,13 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
         (413, "Body too large"),
         (422, "The request breaks the contract"),
         (429, "The embedding queue is full; Retry-After says when to come back"),
+        (500, "The service failed; it has been logged"),
         (503, "Ledger, index or broker away; Retry-After says when to come back"),
         (504, "Not done before the deadline"),
     )
 }
 
-router = APIRouter(prefix="/api/v1", route_class=StrictJsonRoute, responses={**_PROBLEMS, 500: {"model": Problem}})
+router = APIRouter(prefix="/api/v1", route_class=StrictJsonRoute, responses=_PROBLEMS)
 
 
 def _services(request: Request) -> QueryServices:

@@ -17,6 +17,7 @@ from dats_common.adapters.memory_encoder import MemoryEncoder
 from dats_common.adapters.memory_index import MemoryIndex
 from dats_common.adapters.memory_indexer import MemoryIndexer
 from dats_common.adapters.sql.ledger import open_ledger
+from dats_common.contracts.api import SearchMode
 from dats_common.contracts.topology import ARTIFACT_TAINTED, DEAD_LETTERS_QUEUE, PUBLISHED_QUEUE, TASK_VALIDATED
 from dats_common.domain.fusion import LegWeights
 from dats_common.domain.model import ArtifactKey
@@ -28,7 +29,7 @@ from dats_common.ports import Candidate, Ledger, Point
 from dats_common.telemetry.metrics import Metrics
 from services.query.app import build_app
 from services.query.engine import QueryEngine
-from services.query.services import Errands, QueryLimits, QueryServices
+from services.query.services import Errands, QueryDefaults, QueryLimits, QueryServices
 from services.writer.consumer import Consumer, Limits
 from services.writer.handlers import EventHandlers
 from services.writer.leadership import Leadership
@@ -193,7 +194,12 @@ class Rig:
 
     @asynccontextmanager
     async def writer(
-        self, writer_id: str = "writer", *, batch_size: int = 10, retry_attempts: int = 0, progress: Progress | None = None
+        self,
+        writer_id: str = "writer",
+        *,
+        batch_size: int = 10,
+        retry_attempts: int = 0,
+        progress: Progress | None = None,
     ) -> AsyncIterator[Leadership]:
         """A consumer that runs; it is stopped and its end awaited."""
         leadership = Leadership(self.ledger, writer_id)
@@ -301,6 +307,7 @@ class Rig:
             sweeper=Sweeper(ledger=ledger, index=index),
             metrics=Metrics(),
             limits=QueryLimits(**limits),
+            defaults=QueryDefaults(search_mode=SearchMode.HYBRID, max_tokens=2000, top_k=10),
             index_memory=lambda: 1,
             errands=errands,
         )

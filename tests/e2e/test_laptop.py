@@ -1,0 +1,85 @@
+"""The fleet of one machine: nothing set, everything under one directory, the production services as children."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from fleet import eventually, names, text
+from servers import free_port
+
+from dats_common.clients.rag import RAGClient
+from dats_common.errors import ConfigurationError
+from dats_common.settings import Settings, load_settings
+from services.local import Fleet, open_fleet
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return load_settings(None, {"DATS_DATA_DIR": str(tmp_path / "data"), "PORT": str(free_port())})
+
+
+def client_of(fleet: Fleet) -> RAGClient:
+    return RAGClient(base_url=fleet.base_url)
+
+
+async def found(client: RAGClient, *artifacts: str) -> set[str]:
+    result = await client.query("ledger report invoices", filters={"artifact_ids": list(artifacts)})
+    return {source.artifact_id for source in result.sources}
+
+
+def child(module: str) -> int:
+    """Process id of this process's child that runs `module`."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().split(b"\0")
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            if parent == os.getpid() and module.encode() in command:
+                return int(entry.name)
+    raise AssertionError(f"no child runs {module}")
+
+
+async def test_what_was_embedded_and_tainted_stays_so_over_crashes_and_a_restart(settings: Settings) -> None:
+    stays, goes, later = names(3)
+    async with open_fleet(settings) as fleet, client_of(fleet) as client:
+        for artifact in (stays, goes):
+            embedded = await client.embed(text(artifact), {"artifact_id": artifact, "project_id": "proj-1"})
+            assert embedded["status"] == "indexed"
+        assert await found(client, stays, goes) == {stays, goes}
+        removed = await client.invalidate(goes)
+        assert removed["removed_chunks"] == 1
+        assert await found(client, stays, goes) == {stays}
+
+        # The directory has one owner.
+        other = settings.model_copy(update={"server": settings.server.model_copy(update={"port": free_port()})})
+        with pytest.raises(ConfigurationError, match=str(settings.data_dir)):
+            async with asyncio.timeout(60), open_fleet(other):
+                pass
+
+        os.kill(child("dats_common.embedded.qdrant_edge"), signal.SIGKILL)
+        os.kill(child("services.writer"), signal.SIGKILL)
+
+        async def healed() -> bool:
+            try:
+                return await found(client, stays, goes) == {stays}
+            except Exception:
+                return False
+
+        await eventually(healed, what="an engine that was started again")
+        embedded = await client.embed(text(later), {"artifact_id": later, "project_id": "proj-1"})
+
+        async def indexed() -> bool:
+            return later in await found(client, later)
+
+        await eventually(indexed, what="a writer that was started again")
+    async with open_fleet(settings) as fleet, client_of(fleet) as client:
+        assert await found(client, stays, goes, later) == {stays, later}
+        assert (await client.health()).index_metrics.total_chunks == 2  # type: ignore[union-attr]
