@@ -49,8 +49,9 @@ async def _consume(settings: Settings) -> None:
         try:
             await asyncio.wait([work, stopped, *beside], return_when=asyncio.FIRST_COMPLETED)
             log("writer").info("draining", seconds=settings.events.drain_s)
-            await writer.consumer.stop()
-            await asyncio.wait([work], timeout=settings.events.drain_s)
+            give_up_at = loop.time() + settings.events.drain_s
+            await writer.consumer.stop(timeout_s=settings.events.drain_s)
+            await asyncio.wait([work], timeout=max(0.0, give_up_at - loop.time()))
             for task in (work, *beside):
                 if task.done() and not task.cancelled():
                     task.result()  # a loop that failed must not end as a success

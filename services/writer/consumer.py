@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import uuid4
@@ -73,6 +74,9 @@ class Consumer:
         self._healthy = healthy
         self._limits = limits
         self._subscriptions: list[Subscription] = []
+        self._stopping = False
+        self._at_rest = asyncio.Event()
+        self._at_rest.set()
         self.processing = 0
 
     async def run(self) -> None:
@@ -82,26 +86,35 @@ class Consumer:
             self._bus.subscribe(COMMANDS_QUEUE, prefetch=self._limits.prefetch) as commands,
             self._bus.subscribe(TAINTS_QUEUE, prefetch=self._limits.prefetch) as taints,
         ):
-            self._subscriptions = [validated, commands, taints]
+            self._subscriptions = [taints, validated, commands]
             async with asyncio.TaskGroup() as loops:
                 for number in range(self._limits.concurrent_batches):
                     loops.create_task(self._embed_loop(validated, VALIDATED_QUEUE), name=f"validated-{number}")
                 loops.create_task(self._command_loop(commands), name="commands")
                 loops.create_task(self._taint_loop(taints), name="taints")
 
-    async def stop(self) -> None:
-        """Take no more; give back what only waits in the local buffer."""
+    async def stop(self, *, timeout_s: float) -> None:
+        """Finish what is in hand, for at most `timeout_s`, and take no more; then what is buffered goes back.
+
+        The single-active queues are left last: the broker serves a standby at once, whose epoch would fence the work
+        in hand here. A taint waits for nobody and goes back first.
+        """
+        self._stopping = True
+        for subscription in self._subscriptions[:1]:
+            await subscription.stop()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._at_rest.wait(), timeout_s)
         for subscription in self._subscriptions:
             await subscription.stop()
 
     # -------------------------------------------------------------------------------------- validated and commands
 
     async def _embed_loop(self, subscription: Subscription, queue: str) -> None:
-        while batch := await subscription.batch(max_items=self._limits.batch_size, max_wait_s=self._limits.linger_s):
+        while batch := await self._batch(subscription):
             await self._embed(subscription, queue, batch)
 
     async def _command_loop(self, subscription: Subscription) -> None:
-        while batch := await subscription.batch(max_items=self._limits.batch_size, max_wait_s=self._limits.linger_s):
+        while batch := await self._batch(subscription):
             if self._leadership.is_active:
                 await self._embed(subscription, COMMANDS_QUEUE, batch)
                 continue
@@ -109,6 +122,11 @@ class Consumer:
             # epoch against each other would never end, so the work goes to where the active writer is.
             for delivery in batch:
                 await self._hand_over(subscription, delivery)
+
+    async def _batch(self, subscription: Subscription) -> Sequence[Delivery]:
+        if self._stopping:
+            return []
+        return await subscription.batch(max_items=self._limits.batch_size, max_wait_s=self._limits.linger_s)
 
     async def _hand_over(self, subscription: Subscription, delivery: Delivery) -> None:
         try:
@@ -119,6 +137,7 @@ class Consumer:
     async def _embed(self, subscription: Subscription, queue: str, batch: Sequence[Delivery]) -> None:
         started = asyncio.get_running_loop().time()
         self.processing += len(batch)
+        self._at_rest.clear()
         try:
             with self._progress.working():
                 handled = await self._handle(batch)
@@ -128,6 +147,8 @@ class Consumer:
                 await self._settle(subscription, queue, handled)
         finally:
             self.processing -= len(batch)
+            if not self.processing:
+                self._at_rest.set()
 
     async def _handle(self, batch: Sequence[Delivery]) -> list[Handled]:
         try:
@@ -168,7 +189,8 @@ class Consumer:
 
     async def _act(self, subscription: Subscription, queue: str, item: Handled, decision: Settlement) -> float:
         """Returns 0 once the delivery is settled, else after how many seconds it is to be given back."""
-        self._observer.settled(queue, type(decision).__name__, reason=str(item.error))
+        reason = decision.reason if isinstance(decision, DeadLetter) else str(item.error)
+        self._observer.settled(queue, type(decision).__name__, reason=reason)
         try:
             match decision:
                 case Retry(delay_s):

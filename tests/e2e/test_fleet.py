@@ -30,11 +30,11 @@ from fleet import (
     shown,
     text,
 )
-from servers import PostgresServer, RabbitNode, RabbitServer
+from servers import PostgresServer, RabbitNode, RabbitServer, wait_until
 
 from dats_common.clients.rag import RAGClient
 
-pytestmark = [pytest.mark.rabbitmq, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.rabbitmq, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(900)]
 
 EVENTS = int(os.environ.get("DATS_TEST_EVENTS", "150"))
 DOCUMENTS = int(os.environ.get("DATS_TEST_DOCUMENTS", "200"))
@@ -402,6 +402,7 @@ async def test_a_writer_that_is_asked_to_stop_finishes_what_it_has_in_hand(
     assert active is not None
     assert await asyncio.to_thread(active.stop) == 0
     assert active.said("stopped") == 1
+    assert "another writer has become active" not in active.log.read_text(), "what was in hand was fenced"
     await fleet.all_live(ids, timeout_s=STREAM_TIMEOUT_S)
     await assert_live_exactly_once(fleet, team, replicas[0], ids)
     fleet.revive()
@@ -432,7 +433,7 @@ async def test_a_restart_of_the_broker_in_the_middle_loses_nothing(
         await after.completed(fresh)
 
 
-async def test_a_taint_needs_no_broker_and_a_replica_starts_without_one(
+async def test_a_taint_needs_no_broker_a_replica_starts_without_one_and_a_writer_waits_for_it(
     fleet: Fleet, node: RabbitNode, team: Producer, replicas: list[httpx.AsyncClient]
 ) -> None:
     gone, stays = names(2)
@@ -457,8 +458,8 @@ async def test_a_taint_needs_no_broker_and_a_replica_starts_without_one(
     assert health["status"] == "degraded"
     assert health["components"]["broker"]["status"] == "unavailable"
 
-    newcomer = fleet.add_replica()
-    await asyncio.to_thread(fleet.wait_until_up)
+    newcomer, patient = fleet.add_replica(), fleet.add_writer()
+    await asyncio.to_thread(wait_until, lambda: newcomer.is_ready, timeout_s=60, what="a replica without a broker")
     async with newcomer.client() as client:
         assert shown(await search(client, gone, stays)) == {stays}
     await asyncio.to_thread(node.start)
@@ -467,11 +468,13 @@ async def test_a_taint_needs_no_broker_and_a_replica_starts_without_one(
             break
     else:
         pytest.fail("the event was never published")
-    assert newcomer.stop() == 0
-    fleet.replicas.remove(newcomer)
+    await asyncio.to_thread(fleet.wait_until_up)
+    assert patient.said("broker_waited") > 0
+    for child in (fleet.replicas.pop(), fleet.writers.pop()):
+        assert await asyncio.to_thread(child.stop) == 0
 
     async def healthy() -> bool:
-        return (await replicas[0].get("/api/v1/health")).json()["status"] == "healthy"
+        return bool((await replicas[0].get("/api/v1/health")).json()["status"] == "healthy")
 
     await eventually(healthy, what="health after the broker's return")
 

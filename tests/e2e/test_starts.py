@@ -59,8 +59,8 @@ def test_an_unknown_setting_is_refused_with_the_nearest_name(module: str, tmp_pa
 def test_a_port_in_use_is_refused_at_once(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        settings = {"DATS_DATA_DIR": str(tmp_path / "data"), "PORT": port}
-        assert_refused(start("services.query", **settings), f"127.0.0.1:{port}", "PORT")
+        ended = start("services.query", DATS_DATA_DIR=str(tmp_path / "data"), PORT=port)
+        assert_refused(ended, f"127.0.0.1:{port}", "PORT")
 
 
 @pytest.mark.parametrize("module", SERVICES)

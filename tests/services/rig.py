@@ -222,9 +222,11 @@ class Rig:
         try:
             yield leadership
         finally:
-            await consumer.stop()
+            stopping = asyncio.create_task(consumer.stop(timeout_s=DEADLINE_S), name="stop")
+            await asyncio.sleep(0)  # it has begun: what is held up now is in hand, and nothing more is taken
             self.encoder.documents.open.set()
             self.index.storing.open.set()
+            await stopping
             await asyncio.wait_for(running, DEADLINE_S)
 
     @property

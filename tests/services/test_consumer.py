@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -384,6 +385,32 @@ async def test_what_is_in_hand_is_finished_when_the_consumer_is_stopped(rig: Rig
     assert len(live) == 10, "two batches were in hand"
     assert len(waiting) == 20
     assert not any(message.holder for message in waiting)
+
+
+async def test_a_consumer_that_stops_keeps_its_place_until_what_it_has_in_hand_is_done(rig: Rig) -> None:
+    """Else the broker would serve a standby at once, whose epoch would fence the work in hand."""
+    in_hand = ["a", "b"]
+    for artifact in in_hand:
+        rig.validated(artifact, text(artifact))
+    rig.encoder.documents.hold()
+    async with AsyncExitStack() as first:
+        await first.enter_async_context(rig.writer("first", batch_size=1))
+
+        async def busy() -> bool:
+            return all(message.holder for message in rig.bus.queue(VALIDATED_QUEUE))
+
+        await eventually(busy)
+        async with rig.bus.subscribe(VALIDATED_QUEUE, prefetch=1) as standby:
+            served = asyncio.create_task(standby.batch(max_items=1, max_wait_s=0.0))
+            rig.validated("later", text("later"))
+            done_before: list[int] = []
+            served.add_done_callback(lambda _: done_before.append(len(rig.index.stored)))
+            await first.aclose()
+            (delivery,) = await asyncio.wait_for(served, 5)
+            assert b'"later"' in delivery.body
+            await standby.ack(delivery)
+    assert done_before == [2], "the standby was served while work was in hand"
+    assert await rig.live(*in_hand) == {*in_hand}
 
 
 async def test_no_loss_when_every_delivery_comes_twice_in_any_order(rig: Rig) -> None:
