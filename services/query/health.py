@@ -88,6 +88,8 @@ def _writer_trouble(beat: Heartbeat | None) -> str:
         return "no writer has ever reported; start one with `dats-rag writer`"
     if beat.age_s > HEARTBEAT_STALE_S:
         return f"the last writer reported {beat.age_s:.0f} s ago; is one running?"
+    if beat.state == "draining":
+        return "the last writer was asked to stop"
     return ""
 
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from typing import Literal
 
-from sqlalchemy import func, select, tuple_
+from sqlalchemy import case, func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from dats_common.adapters.sql.engine import Database
@@ -27,6 +27,7 @@ from dats_common.domain.taint import Tombstone
 from dats_common.ports import ArtifactOutcome, GuardedRead, Heartbeat, LedgerCounts, Passage
 
 _PAGE = 100
+_FRESH_US = 15_000_000  # several beats of a writer
 
 
 async def read_passages(database: Database, refs: Sequence[ChunkRef], principal: Principal) -> GuardedRead:
@@ -142,15 +143,20 @@ async def outcome_of(database: Database, key: ArtifactKey, at: int) -> ArtifactO
 
 
 async def latest_heartbeat(database: Database) -> Heartbeat | None:
-    """The newest heartbeat, an active writer's before a standby's."""
+    """The newest heartbeat; while it is fresh, an active writer's before a standby's.
+
+    A writer that was killed stays `active` in its row for ever: without a bound it would hide the ones that live.
+    """
     async with database.reading() as connection:
+        now = await database.now(connection)
+        is_active = (writers.c.state == "active") & (writers.c.beat_at > now - _FRESH_US)
         rows = await connection.execute(
-            select(writers).order_by((writers.c.state == "active").desc(), writers.c.beat_at.desc()).limit(1)
+            select(writers).order_by(case((is_active, 0), else_=1), writers.c.beat_at.desc()).limit(1)
         )
         row = rows.one_or_none()
         if row is None:
             return None
-        age_us = await database.now(connection) - row.beat_at
+        age_us = now - row.beat_at
         return Heartbeat(
             writer_id=row.writer_id,
             state=row.state,

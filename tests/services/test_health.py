@@ -1,0 +1,51 @@
+"""What /health says of the writers, over their lives and deaths."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import httpx
+from rig import Rig
+
+from dats_common.adapters.sql.ledger import open_ledger
+from dats_common.fingerprint import fingerprint
+from dats_common.ports import Heartbeat
+
+START = 1_767_268_800_000_000
+
+
+async def state(client: httpx.AsyncClient) -> tuple[str, str]:
+    health = (await client.get("/api/v1/health")).json()
+    return health["status"], health["components"]["writer"]["detail"]
+
+
+async def test_a_killed_writer_hides_neither_its_absence_nor_its_successor(tmp_path: Path) -> None:
+    now = START
+
+    def beat(writer_id: str, state: Literal["active", "standby", "draining"]) -> Heartbeat:
+        return Heartbeat(writer_id, state, pending=2, processing=1, model="m", backend="b")
+
+    async with open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}", clock=lambda: now) as ledger:
+        rig = Rig(ledger)
+        await rig.index.prepare(await fingerprint(rig.encoder))
+        async with rig.replica() as client:
+            assert (await state(client))[0] == "degraded"
+
+            await ledger.beat(beat("first", "active"))
+            await ledger.beat(replace(beat("second", "standby"), processing=0))
+            assert await state(client) == ("healthy", "")
+            queue = (await client.get("/api/v1/health")).json()["embedding_queue"]
+            assert queue["processing"] == 1, "the active writer speaks for the queue"
+
+            now += 60_000_000  # both were killed
+            status, detail = await state(client)
+            assert status == "degraded"
+            assert "60 s ago" in detail
+
+            await ledger.beat(beat("third", "standby"))  # nothing to do yet, so it has never been active
+            assert await state(client) == ("healthy", "")
+
+            await ledger.beat(beat("third", "draining"))
+            assert (await state(client))[0] == "degraded"
