@@ -13,12 +13,13 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from dats_common.clients.errors import RAGError, RAGUnavailable
+from dats_common.clients.errors import RAGError, RAGInvalid, RAGUnavailable
 from dats_common.errors import ConfigurationError, DatsError
 from dats_common.settings import Settings, load_settings
 from services.cli.console import Voice
 
 EXIT_NO = 1
+EXIT_USAGE = 2
 EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE of sysexits.h
 EXIT_CONFIGURATION = 78  # EX_CONFIG
 
@@ -48,6 +49,8 @@ def run_app() -> None:
         _fail(str(error), EXIT_UNAVAILABLE)
     except RAGUnavailable as error:
         _fail(f"{error}; is the service running? Start one with `dats-rag up`, or name it with --url", EXIT_UNAVAILABLE)
+    except RAGInvalid as error:
+        _fail(str(error), EXIT_USAGE)
     except RAGError as error:
         _fail(str(error), EXIT_NO)
     except KeyboardInterrupt:

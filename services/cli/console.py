@@ -28,11 +28,11 @@ class Voice:
     def say(self, text: str = "") -> None:
         """A line for people; silent in JSON mode."""
         if not self.as_json:
-            self.console.print(text)
+            self.console.print(text, markup=False)
 
     def note(self, text: str) -> None:
         """A line on stderr, in both modes."""
-        self._notes.print(text)
+        self._notes.print(text, markup=False)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """A table for people; silent in JSON mode."""

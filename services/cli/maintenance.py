@@ -13,6 +13,14 @@ from services.backends import engine_dir, open_encoder, open_index, open_ledger,
 from services.cli.console import Voice
 
 
+def no_fleet(settings: Settings) -> str:
+    """What to do when the data directory is not one that a fleet has used."""
+    return (
+        f"no fleet has run on {settings.data_dir.resolve()}: start one with `dats-rag up`, name its directory with "
+        "--data, or set the servers' addresses"
+    )
+
+
 @asynccontextmanager
 async def reachable(settings: Settings) -> AsyncIterator[Settings]:
     """Settings under which the index answers: an embedded engine that nobody runs is started for the time."""
@@ -29,7 +37,9 @@ async def reachable(settings: Settings) -> AsyncIterator[Settings]:
 
 
 async def rebuild(settings: Settings, *, recreate: bool, voice: Voice) -> Progress | None:
-    """`dats-rag reindex`."""
+    """`dats-rag reindex`. Raises: ConfigurationError: no fleet has made the embedded ledger."""
+    if settings.sql.is_embedded and not (settings.data_dir / "ledger.db").exists():
+        raise ConfigurationError(no_fleet(settings))
     async with (
         open_ledger(settings) as ledger,
         reachable(settings) as found,

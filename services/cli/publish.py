@@ -11,11 +11,12 @@ from typing import Any
 from dats_common.contracts.events import parse_tainted, parse_validated
 from dats_common.contracts.strict_json import parse_object
 from dats_common.contracts.topology import ARTIFACT_TAINTED, TASK_VALIDATED
-from dats_common.errors import InvalidInput
+from dats_common.errors import ConfigurationError, InvalidInput
 from dats_common.ports import Bus
 from dats_common.settings import Settings
-from services.backends import open_bus
+from services.backends import bus_file, open_bus
 from services.cli.console import Voice
+from services.cli.maintenance import no_fleet
 
 _IN_FLIGHT = 64
 
@@ -29,7 +30,13 @@ class Published:
 
 
 async def publish_lines(settings: Settings, lines: Iterable[bytes], *, event_type: str, voice: Voice) -> Published:
-    """Publish each line; a line that breaks the contract is refused here, before it becomes a dead letter there."""
+    """Publish each line; a line that breaks the contract is refused here, before it becomes a dead letter there.
+
+    Raises: ConfigurationError: the queue would be an embedded one that no fleet has made.
+    """
+    if settings.rabbitmq.is_embedded and not bus_file(settings).exists():
+        # A queue made here would take the events, and nobody would ever read it.
+        raise ConfigurationError(no_fleet(settings))
     done = Published()
     async with open_bus(settings, name="publish", patient=False) as bus:
         with voice.progress("publishing", None) as bar:

@@ -453,6 +453,18 @@ def test_a_block_that_does_not_do_what_its_page_says_is_found(tmp_path: Path) ->
         place.run(Block("here", "bash", "false"))
 
 
+def test_a_directory_that_no_fleet_has_used_is_refused_and_left_alone(tmp_path: Path) -> None:
+    place = Place(tmp_path, _environment())
+    event = '{"data": {"artifact_id": "a", "content": "0123456789", "metadata": {"project_id": "p"}}}'
+    place.run(Block("here", "bash", f"dats-rag publish - <<< '{event}'", status=78, shows=("no fleet has run on",)))
+    place.run(Block("here", "bash", "dats-rag reindex", status=78, shows=("no fleet has run on",)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_request_that_breaks_the_contract_is_wrong_usage(fleet: Place) -> None:
+    fleet.run(Block("here", "bash", "dats-rag search cache --mode fuzzy", status=2, shows=("search_mode",)))
+
+
 def test_every_command_is_named_in_a_page() -> None:
     code = "\n".join(line for name in PAGES for line in page(name).code)
     assert [name for name in _commands() if name and f"dats-rag {name}" not in code] == []
