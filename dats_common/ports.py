@@ -300,8 +300,8 @@ class Ledger(Protocol):
         Raises: Fenced; LedgerUnavailable. ValueError: two events of one artifact in one call.
         """
 
-    async def write_chunks(self, generation: Generation, chunks: Sequence[Chunk], *, embedding_model: str) -> None:
-        """Chunk rows of a pending generation; repeating it is harmless."""
+    async def write_chunks(self, documents: Mapping[Generation, Sequence[Chunk]], *, embedding_model: str) -> None:
+        """Chunk rows of pending generations, in one transaction; repeating it is harmless."""
 
     async def flip(self, admissions: Sequence[Admission], *, epoch: int) -> list[FlipVerdict]:
         """V4: make generations visible, each judged under its row's lock. Raises: Fenced; LedgerUnavailable."""

@@ -121,7 +121,7 @@ class Writer:
         assert admission.verdict is Verdict.EMBED, admission.verdict
         assert admission.generation is not None
         await self.ledger.write_chunks(
-            admission.generation, cut(event.content, parts=parts), embedding_model="test-model"
+            {admission.generation: cut(event.content, parts=parts)}, embedding_model="test-model"
         )
         return admission
 

@@ -22,7 +22,7 @@ class PointStore(Protocol):
 class ChunkLedger(Protocol):
     """The part of `ports.Ledger` that indexing needs."""
 
-    async def write_chunks(self, generation: Generation, chunks: Sequence[Chunk], *, embedding_model: str) -> None:
+    async def write_chunks(self, documents: Mapping[Generation, Sequence[Chunk]], *, embedding_model: str) -> None:
         """See `ports.Ledger`."""
 
 
@@ -67,7 +67,7 @@ class MemoryIndexer:
         )
         generation = job.generation
         vectors = await self._encoder.encode([chunk.text for chunk in chunks], kind="document")
-        await self._ledger.write_chunks(generation, chunks, embedding_model=self._encoder.model)
+        await self._ledger.write_chunks({generation: chunks}, embedding_model=self._encoder.model)
         points = [
             Point(
                 ChunkRef(generation.key, generation.number, chunk.index),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -15,7 +15,7 @@ from dats_common.contracts.topology import COMMANDS_QUEUE, VALIDATED_QUEUE
 from dats_common.errors import Unavailable
 from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
-from dats_common.ports import Bus, Encoder, Heartbeat, Index, Ledger, Point
+from dats_common.ports import Bus, Encoder, Heartbeat, Index, Indexer, IndexJob, Ledger, Point
 from dats_common.settings import Settings
 from dats_common.telemetry.logs import log
 from dats_common.telemetry.metrics import Metrics
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 BEAT_INTERVAL_S = 2.0
 RELAY_INTERVAL_S = 1.0
 _PING_TIMEOUT_S = 3.0
+
+INDEXERS = 2
+"""While one batch is cut, stored and made visible, another one keeps the encoder busy."""
 
 
 class ProgressEncoder:
@@ -69,6 +72,23 @@ class ProgressStore:
             await self._index.store(points)
         finally:
             self._progress.moved()
+
+
+class Lanes:
+    """Several indexers as one: each takes one batch at a time, whichever is free."""
+
+    def __init__(self, indexers: Sequence[Indexer]) -> None:
+        self._free: asyncio.Queue[Indexer] = asyncio.Queue(len(indexers))
+        for indexer in indexers:
+            self._free.put_nowait(indexer)
+
+    async def index(self, jobs: Sequence[IndexJob]) -> Mapping[int, int | Exception]:
+        """As the indexer."""
+        indexer = await self._free.get()
+        try:
+            return await indexer.index(jobs)
+        finally:
+            self._free.put_nowait(indexer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,20 +179,26 @@ async def open_writer(settings: Settings) -> AsyncIterator[Writer]:
         await prepare_index(index, bare_encoder)
         encoder = ProgressEncoder(bare_encoder, progress)
         chunking = settings.lightrag.chunking
-        async with open_lightrag_indexer(
-            encoder=encoder,
-            index=ProgressStore(index, progress),
-            ledger=ledger,
-            working_dir=str(settings.working_dir),
-            max_tokens=chunking.max_chunk_size,
-            overlap_tokens=chunking.overlap,
-            strategy=chunking.strategy,
-        ) as indexer:
+        async with AsyncExitStack() as lanes:
+            indexers = [
+                await lanes.enter_async_context(
+                    open_lightrag_indexer(
+                        encoder=encoder,
+                        index=ProgressStore(index, progress),
+                        ledger=ledger,
+                        working_dir=str(settings.working_dir),
+                        max_tokens=chunking.max_chunk_size,
+                        overlap_tokens=chunking.overlap,
+                        strategy=chunking.strategy,
+                    )
+                )
+                for _ in range(INDEXERS)
+            ]
             writer_id = f"{socket.gethostname()}:{os.getpid()}"
             leadership = Leadership(ledger, writer_id)
             sweeper = Sweeper(ledger=ledger, index=index)
             relay = Relay(ledger=ledger, bus=bus)
-            pipeline = EmbeddingPipeline(ledger=ledger, indexer=indexer, leadership=leadership, sweeper=sweeper)
+            pipeline = EmbeddingPipeline(ledger=ledger, indexer=Lanes(indexers), leadership=leadership, sweeper=sweeper)
             consumer = Consumer(
                 bus=bus,
                 ledger=ledger,

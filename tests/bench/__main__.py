@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -57,6 +58,8 @@ def main() -> int:
 
 async def _run(names: list[str], *, quick: bool) -> list[Figure]:
     figures: list[Figure] = []
+    if task := asyncio.current_task():  # Ended by a signal without this, we would leave the fleet's processes behind.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     for name in names:
         started = time.perf_counter()
         figures += await BENCHMARKS[name](quick=quick)

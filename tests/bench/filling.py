@@ -90,12 +90,14 @@ async def _store(
 ) -> None:
     """The writer's steps V1, V3 and V4."""
     admissions = await ledger.admit(events, epoch=epoch)
+    written: dict[Generation, list[Chunk]] = {}
     points: list[Point] = []
     for admission, part in zip(admissions, documents, strict=True):
         if admission.generation is None:
             raise RuntimeError(f"filler was not admitted: {admission.verdict}")
-        await ledger.write_chunks(admission.generation, _chunks(part), embedding_model=model)
+        written[admission.generation] = _chunks(part)
         points += _points(admission.generation, part, vectors)
+    await ledger.write_chunks(written, embedding_model=model)
     await index.store(points)
     await ledger.flip(admissions, epoch=epoch)
 

@@ -61,8 +61,8 @@ class RecordingLedger:
         self.rows = {}
         self.models = set()
 
-    async def write_chunks(self, generation, chunks, *, embedding_model):
-        self.rows[generation] = list(chunks)
+    async def write_chunks(self, documents, *, embedding_model):
+        self.rows.update({generation: list(chunks) for generation, chunks in documents.items()})
         self.models.add(embedding_model)
 
 

@@ -163,7 +163,7 @@ async def test_a_batch_is_judged_artifact_by_artifact(ledger: Ledger) -> None:
     fresh = admissions[2:]
     assert [item.generation.key.artifact_id for item in fresh] == ["new", "other"]
     for item in fresh:
-        await ledger.write_chunks(item.generation, cut(item.event.content), embedding_model="m")
+        await ledger.write_chunks({item.generation: cut(item.event.content)}, embedding_model="m")
     assert await ledger.flip(fresh, epoch=writer.epoch) == [FlipVerdict.LIVE] * 2
     assert await text_of(ledger, refs_of(fresh[1].generation)) == "one content"
 
@@ -180,7 +180,7 @@ async def test_two_events_of_one_artifact_in_one_call_are_a_mistake(ledger: Ledg
 async def test_chunks_written_twice_are_there_once(ledger: Ledger) -> None:
     writer = await Writer.of(ledger)
     admission = await writer.prepare(validated(at_s=1))
-    await ledger.write_chunks(admission.generation, cut(admission.event.content), embedding_model="m")
+    await ledger.write_chunks({admission.generation: cut(admission.event.content)}, embedding_model="m")
     await writer.flip(admission)
     assert await text_of(ledger, refs_of(admission.generation)) == "one content"
     assert (await ledger.counts()).live_chunks == 2
@@ -620,7 +620,7 @@ async def test_more_candidates_than_a_statement_holds_are_all_judged(ledger: Led
     events = [validated(f"a{number}", at_s=1) for number in range(700)]
     admissions = await ledger.admit(events, epoch=writer.epoch)
     for item in admissions[::100]:
-        await ledger.write_chunks(item.generation, cut(item.event.content), embedding_model="m")
+        await ledger.write_chunks({item.generation: cut(item.event.content)}, embedding_model="m")
     await ledger.flip(admissions, epoch=writer.epoch)
     refs = [ref for item in admissions for ref in refs_of(item.generation)]
     assert await ledger.still_live(refs) == frozenset(refs)
@@ -777,7 +777,7 @@ async def test_a_rebuild_reads_every_live_artifact_in_order_and_resumes(ledger: 
     events = [validated(f"a{number:03}", f"content {number:03}", at_s=1) for number in range(230)]
     admissions = await ledger.admit(events, epoch=writer.epoch)
     for item in admissions:
-        await ledger.write_chunks(item.generation, cut(item.event.content), embedding_model="m")
+        await ledger.write_chunks({item.generation: cut(item.event.content)}, embedding_model="m")
     await ledger.flip(admissions, epoch=writer.epoch)
     await writer.prepare(validated("pending", at_s=1))
     await ledger.taint(tainted("a005", at_s=10), skew_s=0)

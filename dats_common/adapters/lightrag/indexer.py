@@ -42,7 +42,7 @@ class PointStore(Protocol):
 class ChunkLedger(Protocol):
     """The part of `ports.Ledger` that indexing needs."""
 
-    async def write_chunks(self, generation: Generation, chunks: Sequence[Chunk], *, embedding_model: str) -> None:
+    async def write_chunks(self, documents: Mapping[Generation, Sequence[Chunk]], *, embedding_model: str) -> None:
         """See `ports.Ledger`."""
 
 
@@ -201,8 +201,8 @@ class LightRagIndexer:
         return vectors
 
     async def _write_rows(self, group: Sequence[Document]) -> None:
-        for document in group:
-            await self._ledger.write_chunks(document.generation, document.chunks, embedding_model=self._encoder.model)
+        documents = {document.generation: document.chunks for document in group}
+        await self._ledger.write_chunks(documents, embedding_model=self._encoder.model)
 
     def _build(self) -> Any:
         from lightrag import LightRAG

@@ -77,8 +77,8 @@ class SqlLedger:
     async def admit(self, events: Sequence[Validated], *, epoch: int) -> list[Admission]:
         return await admit_events(self._database, events, epoch=epoch)
 
-    async def write_chunks(self, generation: Generation, chunks: Sequence[Chunk], *, embedding_model: str) -> None:
-        await write_chunk_rows(self._database, generation, chunks, embedding_model=embedding_model)
+    async def write_chunks(self, documents: Mapping[Generation, Sequence[Chunk]], *, embedding_model: str) -> None:
+        await write_chunk_rows(self._database, documents, embedding_model=embedding_model)
 
     async def flip(self, admissions: Sequence[Admission], *, epoch: int) -> list[FlipVerdict]:
         return await flip_generations(self._database, admissions, epoch=epoch)

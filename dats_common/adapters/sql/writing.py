@@ -211,9 +211,42 @@ async def _allocate(
 
 
 async def write_chunk_rows(
-    database: Database, generation: Generation, rows: Sequence[Chunk], *, embedding_model: str
+    database: Database, written: Mapping[Generation, Sequence[Chunk]], *, embedding_model: str
 ) -> None:
-    """V3, the ledger's half: the text of a pending generation."""
+    """V3, the ledger's half: the text of pending generations."""
+    if not written:
+        return
+    async with database.writing() as connection:
+        now = await database.now(connection)
+        rows = [
+            row
+            for generation, cut in written.items()
+            for row in _chunk_rows(generation, cut, embedding_model=embedding_model, now=now)
+        ]
+        for part in slices(rows):
+            await connection.execute(insert_new(chunks, connection), part)
+        await connection.execute(
+            update(documents)
+            .where(documents.c.generation == bindparam("b_generation"))
+            .values(
+                chunk_count=bindparam("b_chunks"),
+                token_count=bindparam("b_tokens"),
+                embedding_model=embedding_model,
+            ),
+            [
+                {
+                    "b_generation": generation.number,
+                    "b_chunks": len(cut),
+                    "b_tokens": sum(chunk.token_count for chunk in cut),
+                }
+                for generation, cut in written.items()
+            ],
+        )
+
+
+def _chunk_rows(
+    generation: Generation, cut: Sequence[Chunk], *, embedding_model: str, now: int
+) -> list[dict[str, Any]]:
     metadata = generation.metadata
     shared: dict[str, Any] = {
         "generation": generation.number,
@@ -223,34 +256,20 @@ async def write_chunk_rows(
         "project_id": metadata.project_id,
         "scope": metadata.scope.value,
         "embedding_model": embedding_model,
+        "created_at": now,
     }
-    async with database.writing() as connection:
-        shared["created_at"] = await database.now(connection)
-        for part in slices(rows):
-            await connection.execute(
-                insert_new(chunks, connection),
-                [
-                    {
-                        **shared,
-                        "chunk_index": chunk.index,
-                        "chunk_text": chunk.text,
-                        "chunk_hash": chunk.chunk_hash,
-                        "token_count": chunk.token_count,
-                        "char_start": chunk.char_start,
-                        "char_end": chunk.char_end,
-                    }
-                    for chunk in part
-                ],
-            )
-        await connection.execute(
-            update(documents)
-            .where(documents.c.generation == generation.number)
-            .values(
-                chunk_count=len(rows),
-                token_count=sum(chunk.token_count for chunk in rows),
-                embedding_model=embedding_model,
-            )
-        )
+    return [
+        {
+            **shared,
+            "chunk_index": chunk.index,
+            "chunk_text": chunk.text,
+            "chunk_hash": chunk.chunk_hash,
+            "token_count": chunk.token_count,
+            "char_start": chunk.char_start,
+            "char_end": chunk.char_end,
+        }
+        for chunk in cut
+    ]
 
 
 async def abandon_generations(database: Database, generations: Sequence[int]) -> None:
