@@ -41,6 +41,8 @@ CONFIGURATION = """\
 events:
   sweep_interval_s: 2
   drain_s: 20
+  rabbitmq:
+    heartbeat_s: 4
 embedding:
   threads: 1
 """
@@ -94,6 +96,14 @@ class Child:
         """What an out-of-memory kill or a power cut leaves."""
         self.process.send_signal(signal.SIGKILL)
         self.wait()
+
+    def pause(self) -> None:
+        """It hangs: its connections stay open and nothing moves."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """End of `pause`; it goes on with what it was about to do."""
+        self.process.send_signal(signal.SIGCONT)
 
     def stop(self) -> int:
         """SIGTERM, as an orchestrator sends it; the exit status."""

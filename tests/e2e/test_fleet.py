@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 from fleet import (
+    Child,
     Fleet,
     Producer,
     create_database,
@@ -363,27 +364,33 @@ async def assert_live_exactly_once(fleet: Fleet, team: Producer, client: httpx.A
     assert {pair for pair in completed if pair[0] in live} == set(live.items())
 
 
-async def in_the_middle(fleet: Fleet, ids: list[str]) -> None:
+async def in_the_middle(fleet: Fleet, team: Producer, ids: list[str]) -> Child:
+    """Publish these events; the active writer, in the middle of them."""
+    (first,) = names(1)
+    await team.validated(first, text(first))
+    await fleet.all_live([first])
+    active: list[Child] = []
+
+    async def known() -> bool:
+        active[:] = filter(None, [await fleet.active_writer()])
+        return bool(active)
+
+    await eventually(known, what="an active writer")
+    for artifact in ids:
+        await team.validated(artifact, text(artifact), at=time.time() - 200)
+
     async def begun() -> bool:
         return len(await fleet.live(ids)) >= len(ids) // 8
 
-    await eventually(begun, what="a part of the events", pause_s=0.05)
+    await eventually(begun, what="a part of the events", pause_s=0.02)
+    return active[0]
 
 
 async def test_the_standby_goes_on_when_the_active_writer_is_killed(
     fleet: Fleet, team: Producer, replicas: list[httpx.AsyncClient]
 ) -> None:
     ids = names(EVENTS)
-    for artifact in ids:
-        await team.validated(artifact, text(artifact))
-    await in_the_middle(fleet, ids)
-
-    async def known() -> bool:
-        return await fleet.active_writer() is not None
-
-    await eventually(known, what="an active writer")
-    active = await fleet.active_writer()
-    assert active is not None
+    active = await in_the_middle(fleet, team, ids)
     active.kill9()
     assert len(await fleet.live(ids)) < len(ids), "the writer was done before it was killed"
     await fleet.all_live(ids, timeout_s=STREAM_TIMEOUT_S)
@@ -391,15 +398,34 @@ async def test_the_standby_goes_on_when_the_active_writer_is_killed(
     fleet.revive()
 
 
+async def test_a_writer_that_hung_and_comes_back_changes_nothing_any_more(
+    fleet: Fleet, team: Producer, replicas: list[httpx.AsyncClient]
+) -> None:
+    ids = names(EVENTS // 2)
+    gone = ids[-1]
+    active = await in_the_middle(fleet, team, ids)
+    active.pause()
+    try:
+        assert len(await fleet.live(ids)) < len(ids), "the writer was done before it was paused"
+        await team.tainted(gone, at=time.time())
+        stay = [artifact for artifact in ids if artifact != gone]
+        await fleet.all_live(stay, timeout_s=STREAM_TIMEOUT_S)  # the broker finds the hung one by its heartbeat
+        await team.invalidated(gone)
+    finally:
+        active.resume()
+    (witness,) = names(1)
+    await team.validated(witness, text(witness))
+    await team.completed(witness)
+    assert await fleet.live([gone]) == {}
+    await assert_live_exactly_once(fleet, team, replicas[0], stay)
+    assert active.is_running
+
+
 async def test_a_writer_that_is_asked_to_stop_finishes_what_it_has_in_hand(
     fleet: Fleet, team: Producer, replicas: list[httpx.AsyncClient]
 ) -> None:
     ids = names(EVENTS // 2)
-    for artifact in ids:
-        await team.validated(artifact, text(artifact))
-    await in_the_middle(fleet, ids)
-    active = await fleet.active_writer()
-    assert active is not None
+    active = await in_the_middle(fleet, team, ids)
     assert await asyncio.to_thread(active.stop) == 0
     assert active.said("stopped") == 1
     assert "another writer has become active" not in active.log.read_text(), "what was in hand was fenced"
@@ -413,9 +439,8 @@ async def test_a_restart_of_the_broker_in_the_middle_loses_nothing(
 ) -> None:
     ids = names(EVENTS // 2)
     async with producer(fleet.amqp_url) as before:
-        for artifact in ids:
-            await before.validated(artifact, text(artifact))
-        await in_the_middle(fleet, ids)
+        await in_the_middle(fleet, before, ids)
+        assert len(await fleet.live(ids)) < len(ids), "the writer was done before the broker stopped"
         await asyncio.to_thread(node.stop)
     async with AsyncExitStack() as stack:
         await asyncio.to_thread(node.start)
