@@ -519,7 +519,7 @@ def _check_fingerprint(ours: Fingerprint, stored: Any, collection: str) -> None:
         raise ConfigurationError(
             f"the Qdrant collection {collection!r} does not tell which model wrote it. Either it is not ours: set "
             "QDRANT_COLLECTION to another name; or the server drops collection metadata: use Qdrant 1.16 or newer, "
-            "then `dats-rag reindex`."
+            "then `dats-rag reindex --recreate`."
         )
     written = Fingerprint(
         model=stored.get("model", ""),
@@ -532,7 +532,7 @@ def _check_fingerprint(ours: Fingerprint, stored: Any, collection: str) -> None:
     if differences:
         raise ConfigurationError(
             f"the Qdrant collection {collection!r} was written by another model ({'; '.join(differences)}). "
-            "Set the model back (EMBEDDING_MODEL), or run `dats-rag reindex`."
+            "Set the model back (EMBEDDING_MODEL), or run `dats-rag reindex --recreate`."
         )
 
 

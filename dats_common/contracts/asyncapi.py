@@ -106,11 +106,19 @@ def _same(file: Path, text: str) -> bool:
     return file.is_file() and file.read_text(encoding="utf-8") == text
 
 
+_EXCHANGE_TYPES = {topology.EVENTS_EXCHANGE: "topic", topology.COMMANDS_EXCHANGE: "direct"}
+
+
 def _channel(event: Event) -> dict[str, Any]:
     queues = [queue.name for queue in topology.QUEUES if event.name in queue.routing_keys]
     binding = {
         "is": "routingKey",
-        "exchange": {"name": event.exchange, "type": "topic", "durable": True, "autoDelete": False},
+        "exchange": {
+            "name": event.exchange,
+            "type": _EXCHANGE_TYPES[event.exchange],
+            "durable": True,
+            "autoDelete": False,
+        },
     }
     channel = {
         "address": event.name,

@@ -58,7 +58,7 @@ class Sql(Section):
 class RabbitMQ(Section):
     """The broker."""
 
-    host: Annotated[str, Env("RABBITMQ_HOST")] = Field("", description="empty: the durable queue in the ledger")
+    host: Annotated[str, Env("RABBITMQ_HOST")] = Field("", description="empty: a durable queue in data_dir")
     port: Annotated[Port, Env("RABBITMQ_PORT")] = Field(5672, description="AMQP port")
     url: Annotated[SecretStr, Env("DATS_RABBITMQ_URL")] = Field(
         SecretStr(""), description="amqp://user:password@host:port/vhost; wins over host and port"
@@ -144,7 +144,7 @@ class LightRAG(Section):
 
     working_dir: Annotated[str, Env("LIGHTRAG_WORKING_DIR")] = Field("", description="empty: data_dir/lightrag")
     embedding_model: Annotated[str, Field(min_length=1), Env("EMBEDDING_MODEL")] = Field(
-        "all-MiniLM-L6-v2", description="the dense model; changing it needs `dats-rag reindex`"
+        "all-MiniLM-L6-v2", description="the dense model; changing it needs `dats-rag reindex --recreate`"
     )
     embedding_endpoint: Annotated[str, Env("MODEL_GATEWAY_URL"), Reserved("a remote encoder")] = Field(
         "", description="the model gateway"
@@ -198,7 +198,8 @@ class Embedding(Section):
     queue_max_size: Count = Field(1000, description="beyond it POST /embed answers 429")
     retry_attempts: Annotated[int, Field(ge=0, le=20)] = Field(3, description="before an event is a dead letter")
     backend: Literal["auto", "openvino", "sentence-transformers"] = Field(
-        "auto", description="what runs the model; auto: sentence-transformers where a GPU is, else openvino"
+        "auto",
+        description="what runs the model; auto: openvino; on cuda or for another model sentence-transformers",
     )
     device: Annotated[str, Field(pattern=r"^(|cpu|cuda(:\d+)?)$")] = Field(
         "", description="cpu or cuda:N; empty: the backend's choice"

@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 
 from dats_common.contracts.api import Problem
 from services.query import routes
-from services.query.limits import BodyLimit
+from services.query.limits import BodyLimit, RequestCount
 from services.query.problems import install_problems
 from services.query.services import QueryServices
 
@@ -28,6 +28,7 @@ def build_app(services: QueryServices, *, body_limit_bytes: int) -> FastAPI:
     app.add_api_route("/metrics", routes.metrics, methods=["GET"], include_in_schema=False)
     install_problems(app)
     app.add_middleware(BodyLimit, limit_bytes=body_limit_bytes)
+    app.add_middleware(RequestCount, requests=services.metrics.http_requests)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 

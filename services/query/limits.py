@@ -1,10 +1,13 @@
-"""What is refused before a route sees it: bodies that are too large, declared or not."""
+"""Around every route: bodies that are too large are refused, declared or not; every answer is counted."""
 
 from __future__ import annotations
 
+from prometheus_client import Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.query.problems import problem_response
+
+_NO_ROUTE = "none"
 
 
 class BodyLimit:
@@ -61,3 +64,24 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replayed
+
+
+class RequestCount:
+    """Counts answers by route template and status; paths that match no route share one label."""
+
+    def __init__(self, app: ASGIApp, *, requests: Counter) -> None:
+        self._app = app
+        self._requests = requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                route = getattr(scope.get("route"), "path", _NO_ROUTE)
+                self._requests.labels(route=route, status=str(message["status"])).inc()
+            await send(message)
+
+        await self._app(scope, receive, counted)

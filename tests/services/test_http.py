@@ -557,8 +557,18 @@ async def test_the_metrics_that_dashboards_are_built_on_are_there(
         'rag_invalidation_count_total{reason="api"} 1.0',
         "rag_invalidation_chunks_removed_total 1.0",
         "rag_index_size_total 2.0",
+        'rag_http_requests_total{route="/api/v1/query",status="200"} 1.0',
     ):
         assert line in exposition, line
+
+
+async def test_requests_are_counted_by_route_never_by_path(replica: httpx.AsyncClient) -> None:
+    await replica.delete("/api/v1/embeddings/one")
+    await replica.delete("/api/v1/embeddings/two")
+    await replica.get("/nope")
+    counts = dict(re.findall(r"^rag_http_requests_total(\S+) (\S+)$", (await replica.get("/metrics")).text, re.M))
+    assert counts['{route="/api/v1/embeddings/{artifact_id:path}",status="200"}'] == "2.0"
+    assert counts['{route="none",status="404"}'] == "1.0"
 
 
 async def test_taints_run_beside_queries_without_ever_showing_what_was_acknowledged(
