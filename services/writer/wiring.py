@@ -125,7 +125,7 @@ class Writer:
             log("writer").warning("heartbeat_missed", detail=str(error))
 
     async def _beat_once(self, state: Literal["active", "standby", "draining"]) -> None:
-        pending = await self.bus.depth(VALIDATED_QUEUE) + await self.bus.depth(COMMANDS_QUEUE)
+        pending = await self._waiting()
         self.metrics.queue_size.set(pending)
         self.metrics.writer_active.set(self.leadership.is_active)
         await self.ledger.beat(
@@ -138,6 +138,14 @@ class Writer:
                 backend=self.encoder.backend,
             )
         )
+
+    async def _waiting(self) -> int:
+        """Messages that wait; 0 while the broker does not say: we live without it, and replicas ask it themselves."""
+        try:
+            async with asyncio.timeout(_PING_TIMEOUT_S):
+                return await self.bus.depth(VALIDATED_QUEUE) + await self.bus.depth(COMMANDS_QUEUE)
+        except (Unavailable, TimeoutError):
+            return 0
 
     async def relay_periodically(self) -> None:
         """Publish what other processes queued, and what failed before, until cancelled."""

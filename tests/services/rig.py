@@ -192,21 +192,19 @@ class Rig:
     index: Index = field(default_factory=Index)
     encoder: Encoder = field(default_factory=Encoder)
 
-    @asynccontextmanager
-    async def writer(
+    def consumer(
         self,
-        writer_id: str = "writer",
+        leadership: Leadership,
         *,
         batch_size: int = 10,
         retry_attempts: int = 0,
         progress: Progress | None = None,
-    ) -> AsyncIterator[Leadership]:
-        """A consumer that runs; it is stopped and its end awaited."""
-        leadership = Leadership(self.ledger, writer_id)
+    ) -> Consumer:
+        """A writer's loops, not running yet."""
         sweeper = Sweeper(ledger=self.ledger, index=self.index)
         indexer = MemoryIndexer(encoder=self.encoder, index=self.index, ledger=self.ledger)
         pipeline = EmbeddingPipeline(ledger=self.ledger, indexer=indexer, leadership=leadership, sweeper=sweeper)
-        consumer = Consumer(
+        return Consumer(
             bus=self.bus,
             ledger=self.ledger,
             handlers=EventHandlers(ledger=self.ledger, pipeline=pipeline, skew_s=60.0),
@@ -218,6 +216,12 @@ class Rig:
             healthy=self._healthy,
             limits=Limits(batch_size=batch_size, linger_s=0.02, prefetch=40, retry_attempts=retry_attempts),
         )
+
+    @asynccontextmanager
+    async def writer(self, writer_id: str = "writer", **changes: Any) -> AsyncIterator[Leadership]:
+        """A consumer that runs; it is stopped and its end awaited. `changes`: see `consumer`."""
+        leadership = Leadership(self.ledger, writer_id)
+        consumer = self.consumer(leadership, **changes)
         running = asyncio.create_task(consumer.run(), name=writer_id)
         try:
             yield leadership

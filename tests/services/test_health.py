@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import httpx
-from rig import Rig
+from rig import Rig, eventually
 
 from dats_common.adapters.sql.ledger import open_ledger
 from dats_common.fingerprint import fingerprint
+from dats_common.maintenance.sweep import Sweeper
 from dats_common.ports import Heartbeat
+from dats_common.telemetry.metrics import Metrics
+from services.writer.leadership import Leadership
+from services.writer.progress import Progress
+from services.writer.wiring import Writer
 
 START = 1_767_268_800_000_000
 
@@ -49,3 +55,34 @@ async def test_a_killed_writer_hides_neither_its_absence_nor_its_successor(tmp_p
 
             await ledger.beat(beat("third", "draining"))
             assert (await state(client))[0] == "degraded"
+
+
+async def test_a_writer_is_heard_while_the_broker_is_away(rig: Rig) -> None:
+    leadership = Leadership(rig.ledger, "writer")
+    writer = Writer(
+        writer_id="writer",
+        consumer=rig.consumer(leadership),
+        leadership=leadership,
+        relay=rig.relay,
+        sweeper=Sweeper(ledger=rig.ledger, index=rig.index),
+        ledger=rig.ledger,
+        index=rig.index,
+        bus=rig.bus,
+        encoder=rig.encoder,
+        metrics=Metrics(),
+        progress=Progress(),
+        sweep_interval_s=60.0,
+    )
+    rig.bus.switch.away = True
+    beating = asyncio.create_task(writer.beat(), name="beat")
+    async with rig.replica() as client:
+
+        async def heard() -> bool:
+            return await rig.ledger.heartbeat() is not None
+
+        await eventually(heard)
+        components = (await client.get("/api/v1/health")).json()["components"]
+    beating.cancel()
+    await asyncio.gather(beating, return_exceptions=True)
+    assert components["broker"]["status"] == "unavailable"
+    assert components["writer"] == {"status": "ok", "detail": ""}
