@@ -259,6 +259,33 @@ async def test_a_batch_that_takes_too_long_is_given_up_and_the_next_one_works():
         assert await indexer.index([job(1, "some words")]) == {1: 1}
 
 
+async def test_an_indexer_that_is_given_up_leaves_another_one_at_work():
+    class Gate(RecordingIndex):
+        def __init__(self):
+            super().__init__()
+            self.entered, self.opened = asyncio.Event(), asyncio.Event()
+
+        async def store(self, points):
+            self.entered.set()
+            await self.opened.wait()
+            await super().store(points)
+
+    stuck, slow = Gate(), Gate()
+    async with (
+        open_lightrag_indexer(
+            encoder=MemoryEncoder(), index=stuck, ledger=RecordingLedger(), timeout_s=0.5
+        ) as given_up,
+        open_lightrag_indexer(encoder=MemoryEncoder(), index=slow, ledger=RecordingLedger()) as other,
+    ):
+        working = asyncio.create_task(other.index([job(1, prose(3))]), name="other")
+        await slow.entered.wait()
+        failed = await given_up.index([job(2, prose(3))])
+        slow.opened.set()
+        assert isinstance(failed[2], IndexUnavailable)
+        assert (await working)[1] == len(slow.points) > 0
+        assert (await other.index([job(3, prose(3))]))[3] > 0
+
+
 def test_lightrag_is_loaded_only_when_opened_and_reads_no_env_file(tmp_path):
     (tmp_path / ".env").write_text("ENTITY_TYPES=[]\nLEAKED=yes\n")
     program = """
