@@ -62,8 +62,11 @@ async def _run(names: list[str], *, quick: bool) -> list[Figure]:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     for name in names:
         started = time.perf_counter()
-        figures += await BENCHMARKS[name](quick=quick)
+        measured = await BENCHMARKS[name](quick=quick)
         print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
+        for each in measured:  # At once: a long run that is cut short has shown something.
+            print(f"  {each.name}: {value(each)} {verdict(each)} {each.note}", file=sys.stderr)
+        figures += measured
     return figures
 
 

@@ -26,6 +26,8 @@ def verdict(figure: Figure) -> str:
 
 def value(figure: Figure) -> str:
     """As many digits as mean something, and the unit."""
+    if figure.kind is Kind.RATIO:
+        return f"{figure.value:.3f}"
     digits = 2 if abs(figure.value) < 10 else 1 if abs(figure.value) < 100 else 0
     return f"{figure.value:.{digits}f} {figure.unit}".rstrip()
 

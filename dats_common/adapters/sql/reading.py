@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from sqlalchemy import case, func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -27,6 +27,7 @@ from dats_common.domain.taint import Tombstone
 from dats_common.ports import ArtifactOutcome, GuardedRead, Heartbeat, LedgerCounts, Passage
 
 _PAGE = 100
+_MOST_CHUNKS = 2**20  # Of a generation: more than a document of 1 MB has characters.
 _FRESH_US = 15_000_000  # several beats of a writer
 
 
@@ -52,6 +53,10 @@ async def read_passages(database: Database, refs: Sequence[ChunkRef], principal:
                 .where(
                     artifacts.c.live_generation.in_({ref.generation for ref in part}),
                     chunks.c.chunk_index.in_({ref.chunk_index for ref in part}),
+                    # The two lists above find rows by index, every index of every generation; this keeps the pairs.
+                    (chunks.c.generation * _MOST_CHUNKS + chunks.c.chunk_index).in_(
+                        [ref.generation * _MOST_CHUNKS + ref.chunk_index for ref in part]
+                    ),
                     not_covered_by_a_wildcard(),
                 )
             )
@@ -113,6 +118,7 @@ async def outcome_of(database: Database, key: ArtifactKey, at: int) -> ArtifactO
         rows = await connection.execute(
             select(
                 artifacts.c.version,
+                documents.c.version.label("written_version"),
                 artifacts.c.live_generation,
                 artifacts.c.tainted_at,
                 artifacts.c.tainted_through,
@@ -127,8 +133,7 @@ async def outcome_of(database: Database, key: ArtifactKey, at: int) -> ArtifactO
         if row is None:
             return ArtifactOutcome("pending")
         if row.live_generation is not None and row.version >= at:
-            status: Literal["indexed", "superseded"] = "indexed" if row.version == at else "superseded"
-            return ArtifactOutcome(status, row.live_generation, row.chunk_count, row.token_count)
+            return ArtifactOutcome(_shown_as(row, at), row.live_generation, row.chunk_count, row.token_count)
         held = await connection.execute(
             select(func.count()).where(
                 is_any_of(connection, quarantine, [key]), quarantine.c.version == at, quarantine.c.resolved_at.is_(None)
@@ -140,6 +145,13 @@ async def outcome_of(database: Database, key: ArtifactKey, at: int) -> ArtifactO
         everywhere = (await wildcard_tombstones(connection, [key.artifact_id])).get(key.artifact_id, Tombstone())
         bound = tombstone_of(row).merge(everywhere).bound(own_clock=True)
         return ArtifactOutcome("tainted" if bound >= at else "pending")
+
+
+def _shown_as(row: Any, at: int) -> Literal["indexed", "unchanged", "superseded"]:
+    if row.version > at:
+        return "superseded"
+    # The same content again only moves the artifact's version: what is live was written for an older one.
+    return "indexed" if row.written_version == at else "unchanged"
 
 
 async def latest_heartbeat(database: Database) -> Heartbeat | None:
