@@ -269,7 +269,7 @@ class Heartbeat:
 class ArtifactOutcome:
     """What became of the event that was placed at a certain ORD, as its waiting sender sees it."""
 
-    status: Literal["indexed", "pending", "superseded", "tainted", "quarantined"]
+    status: Literal["indexed", "unchanged", "pending", "superseded", "tainted", "quarantined"]
     generation: int | None = None
     chunks: int = 0
     tokens: int = 0

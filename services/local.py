@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -21,6 +22,7 @@ from dats_common.errors import ConfigurationError, Unavailable
 from dats_common.settings import Settings
 from dats_common.telemetry.logs import log
 from services.backends import engine_dir
+from services.lifeline import WITH_PARENT
 
 _STOP_GRACE_S = 5.0  # beyond what a service itself may take to drain
 _FIRST_RESTART_S, _LONGEST_RESTART_S = 0.5, 15.0
@@ -32,6 +34,7 @@ class Fleet:
     """A running fleet."""
 
     base_url: str
+    writer_metrics_url: str
     failed: asyncio.Future[str]
 
     async def run(self) -> None:
@@ -53,7 +56,13 @@ async def open_fleet(
     """
     _require_writable(settings)
     async with AsyncExitStack() as stack:
-        environment = {**os.environ, "DATS_DATA_DIR": str(settings.data_dir), "PORT": str(settings.server.port)}
+        metrics_port = settings.telemetry.writer_metrics_port or _free_port_after(settings.server.port)
+        environment = {
+            **os.environ,
+            "DATS_DATA_DIR": str(settings.data_dir),
+            "PORT": str(settings.server.port),
+            "DATS_WRITER_METRICS_PORT": str(metrics_port),
+        }
         if settings.qdrant.is_embedded:
             started: asyncio.Future[EngineProcess] = asyncio.get_running_loop().create_future()
             engine_task = asyncio.create_task(_keep_engine(engine_dir(settings), started), name="engine")
@@ -68,7 +77,16 @@ async def open_fleet(
             stack.push_async_callback(_cancel, asyncio.create_task(service.keep_running(), name=module))
         base_url = f"http://127.0.0.1:{settings.server.port}/api/v1"
         await _healthy(base_url, failed, timeout_s=start_timeout_s)
-        yield Fleet(base_url, failed)
+        yield Fleet(base_url, f"http://127.0.0.1:{metrics_port}/metrics", failed)
+
+
+def _free_port_after(port: int) -> int:
+    """The writer's metrics go beside the replica's port, or anywhere if that one is taken."""
+    for candidate in (port + 1, 0):
+        with socket.socket() as probe, suppress(OSError, OverflowError):
+            probe.bind(("127.0.0.1", candidate))
+            return int(probe.getsockname()[1])
+    raise ConfigurationError("no free port for the writer's metrics; set DATS_WRITER_METRICS_PORT")
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:
@@ -130,7 +148,13 @@ class _Service:
         pause_s = _FIRST_RESTART_S
         while True:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", self._module, env=self._environment, stderr=self._output
+                sys.executable,
+                "-m",
+                self._module,
+                WITH_PARENT,
+                env=self._environment,
+                stdin=asyncio.subprocess.PIPE,
+                stderr=self._output,
             )
             try:
                 code = await process.wait()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dats_common.errors import Fenced, Refused
+from dats_common.errors import DatsError, Fenced, Refused
 
 # Short enough for a hiccup, long enough for a restart; the broker keeps one waiting queue for each step.
 RETRY_LADDER_S = (1.0, 5.0, 30.0)
@@ -49,4 +49,10 @@ def settle(error: BaseException, *, attempt: int, retry_attempts: int, outage: b
         return GiveBack(OUTAGE_PAUSE_S)
     if attempt <= retry_attempts:
         return Retry(RETRY_LADDER_S[min(attempt, len(RETRY_LADDER_S)) - 1])
-    return DeadLetter(f"gave up after {attempt} attempts: {type(error).__name__}: {error}"[:500])
+    return DeadLetter(f"gave up after {attempt} attempts: {describe(error)}"[:500])
+
+
+def describe(error: BaseException) -> str:
+    """What may be said of an error in headers, events and logs: a foreign one's message may quote content."""
+    name = type(error).__name__
+    return f"{name}: {error}" if isinstance(error, DatsError) else name

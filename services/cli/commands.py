@@ -112,6 +112,7 @@ def up(port: PortOption = None, data: Data = None, config: Config = None) -> Non
         configure_logs(service="up")
         async with open_fleet(settings) as fleet:
             voice.say(f"DATS RAG is up: {fleet.base_url}  (docs: {fleet.base_url.removesuffix('/api/v1')}/docs)")
+            voice.say(f"Metrics: {fleet.base_url}/metrics and, of the writer, {fleet.writer_metrics_url}")
             voice.say(f"Data in {settings.data_dir.resolve()}. Ctrl-C stops it.")
             await fleet.run()
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dats_common.errors import ConfigurationError, DatsError
 from dats_common.settings import Settings, load_settings
 from dats_common.telemetry.logs import configure_logs, log
+from services.lifeline import follow_parent
 
 EXIT_CONFIGURATION = 78  # EX_CONFIG of sysexits.h
 EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE
@@ -87,6 +88,7 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
 
 def main() -> int:
     """Settings from the environment, then `run`."""
+    follow_parent(sys.argv[1:])
     try:
         return run(load_settings(None, os.environ))
     except ConfigurationError as error:

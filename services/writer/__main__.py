@@ -10,6 +10,7 @@ import sys
 from dats_common.errors import ConfigurationError, DatsError
 from dats_common.settings import Settings, load_settings
 from dats_common.telemetry.logs import configure_logs, log
+from services.lifeline import follow_parent
 
 EXIT_CONFIGURATION = 78  # EX_CONFIG of sysexits.h
 EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE
@@ -76,6 +77,7 @@ async def _consume(settings: Settings) -> None:
 
 def main() -> int:
     """Settings from the environment, then `run`."""
+    follow_parent(sys.argv[1:])
     try:
         return run(load_settings(None, os.environ))
     except ConfigurationError as error:

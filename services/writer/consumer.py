@@ -12,7 +12,7 @@ from uuid import uuid4
 from dats_common.contracts.events import build_failed
 from dats_common.contracts.routing import REASON_MAX_CHARS
 from dats_common.contracts.topology import COMMANDS_QUEUE, TAINTS_QUEUE, VALIDATED_QUEUE
-from dats_common.domain.settlement import OUTAGE_PAUSE_S, DeadLetter, GiveBack, Retry, Settlement, settle
+from dats_common.domain.settlement import OUTAGE_PAUSE_S, DeadLetter, GiveBack, Retry, Settlement, describe, settle
 from dats_common.errors import BrokerUnavailable, Fenced, Unavailable
 from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
@@ -189,7 +189,7 @@ class Consumer:
 
     async def _act(self, subscription: Subscription, queue: str, item: Handled, decision: Settlement) -> float:
         """Returns 0 once the delivery is settled, else after how many seconds it is to be given back."""
-        reason = decision.reason if isinstance(decision, DeadLetter) else str(item.error)
+        reason = decision.reason if isinstance(decision, DeadLetter) else describe(item.error) if item.error else ""
         self._observer.settled(queue, type(decision).__name__, reason=reason)
         try:
             match decision:

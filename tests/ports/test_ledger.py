@@ -74,6 +74,7 @@ async def test_the_same_content_approved_again_moves_the_version_and_writes_noth
     assert await ledger.kept([key()]) == {key(): {generation.number}}
     statuses = [data["status"] for data in (await relayed(ledger)).data("embedding.completed")]
     assert statuses == ["indexed", "unchanged"]
+    assert await outcome_of(ledger, at_s=200) == "unchanged"
     # It outlives a taint that covers only the first approval.
     await ledger.taint(tainted("a", at_s=100), skew_s=60)
     assert await text_of(ledger, refs_of(generation)) == "one content"

@@ -30,10 +30,10 @@ TABLE: list[tuple[str, BaseException, int, bool, Settlement]] = [
     ("an unknown error is worth a retry", RuntimeError("odd"), 1, False, Retry(1.0)),
     (
         "after the last retry it is a dead letter that says why",
-        RuntimeError("odd"),
+        IndexUnavailable("odd"),
         4,
         False,
-        DeadLetter("gave up after 4 attempts: RuntimeError: odd"),
+        DeadLetter("gave up after 4 attempts: IndexUnavailable: odd"),
     ),
 ]
 
@@ -54,6 +54,11 @@ def test_without_retries_the_first_failure_is_a_dead_letter() -> None:
 
 
 def test_a_dead_letters_reason_fits_a_header() -> None:
-    settled = settle(RuntimeError("x" * 10_000), attempt=4, retry_attempts=3, outage=False)
+    settled = settle(IndexUnavailable("x" * 10_000), attempt=4, retry_attempts=3, outage=False)
     assert isinstance(settled, DeadLetter)
     assert len(settled.reason) == 500
+
+
+def test_a_foreign_errors_message_never_reaches_a_reason() -> None:
+    decision = settle(ValueError("secret content"), attempt=9, retry_attempts=3, outage=False)
+    assert decision == DeadLetter("gave up after 9 attempts: ValueError")
