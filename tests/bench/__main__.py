@@ -47,7 +47,7 @@ def main() -> int:
         ("benchmark", "what", "value", "target", ""),
         [(each.benchmark, each.name, value(each), each.target, verdict(each)) for each in ordered(figures)],
     )
-    command = " ".join(["python -m tests.bench", *sys.argv[1:]])
+    command = " ".join(["python -m tests.bench", *(["--quick"] if wanted.quick else []), *wanted.names])
     if wanted.json:
         wanted.json.write_text(as_json(machine, figures, command=command), encoding="utf-8")
     if not wanted.names:  # A part of the run must not replace the whole table.
