@@ -43,8 +43,9 @@ class MemoryIndexer:
         self._encoder = encoder
         self._index = index
         self._ledger = ledger
-        self._max_tokens = min(max_tokens, encoder.max_tokens - SPECIAL_TOKENS)
-        self._overlap_tokens = min(overlap_tokens, self._max_tokens // 2)
+        self._max_tokens, self._overlap_tokens = chunking.within_window(
+            max_tokens=max_tokens, overlap_tokens=overlap_tokens, window_tokens=encoder.max_tokens - SPECIAL_TOKENS
+        )
         self._strategy: chunking.Strategy = strategy
 
     async def index(self, jobs: Sequence[IndexJob]) -> Mapping[int, int | Exception]:

@@ -148,3 +148,10 @@ def _boundary(text: str, end: int, start: int) -> Boundary:
     if gap.isspace():
         return Boundary.SPACE
     return Boundary.WORD if text[end - 1].isalnum() and text[start : start + 1].isalnum() else Boundary.PUNCTUATION
+
+
+def within_window(*, max_tokens: int, overlap_tokens: int, window_tokens: int) -> tuple[int, int]:
+    """Chunk size and overlap for a model that reads `window_tokens`: both shrink alike, so that a small window does
+    not spend a larger share of the encoder on text it has seen (500/50 becomes 254/25, not 254/50)."""
+    size = min(max_tokens, window_tokens)
+    return size, min(overlap_tokens * size // max_tokens, size // 2)

@@ -17,11 +17,13 @@ class Block:
     """A passage to show: its heading is the source's name.
 
     Attributes:
-        language: of a code block; None shows the text as it is.
+        tokens: of the text, as counted when it was indexed.
+        code: show it in a fence, marked with `language`.
     """
 
     heading: str
     text: str
+    tokens: int
     code: bool = False
     language: str = ""
 
@@ -38,6 +40,9 @@ class Context:
 def assemble(blocks: Sequence[Block], *, budget_tokens: int, count_tokens: Callable[[str], int]) -> Context:
     """Blocks in the given order while they fit; one that does not fit is passed over for smaller ones behind it.
 
+    What frames a text is counted here, the text itself was when it was indexed: tokens do not reach across white space,
+    so the sum is the whole's count (but for a chunk that had to be cut within a word).
+
     If not even one fits, the first is cut at a line or word end, so that a caller with a small budget still gets
     the best passage's beginning.
     """
@@ -45,10 +50,9 @@ def assemble(blocks: Sequence[Block], *, budget_tokens: int, count_tokens: Calla
     used: list[int] = []
     tokens = 0
     for position, block in enumerate(blocks):
-        part = _markdown(block, block.text)
-        size = count_tokens(part)
+        size = block.tokens + count_tokens(_markdown(block, ""))
         if tokens + size <= budget_tokens:
-            parts.append(part)
+            parts.append(_markdown(block, block.text))
             used.append(position)
             tokens += size
     if not parts and blocks:
@@ -58,10 +62,11 @@ def assemble(blocks: Sequence[Block], *, budget_tokens: int, count_tokens: Calla
 
 
 def _markdown(block: Block, text: str) -> str:
+    """The block with `text` (all of its own, a beginning, or nothing) in it."""
     heading = _SPACE.sub(" ", block.heading).strip()[:HEADING_MAX_CHARS]
     body = text.strip("\n")
     if block.code:
-        longest = max((len(run) for run in _FENCE.findall(body)), default=2)
+        longest = max((len(run) for run in _FENCE.findall(block.text)), default=2)
         fence = "`" * (longest + 1)
         body = f"{fence}{block.language}\n{body}\n{fence}"
     return f"## {heading}\n\n{body}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
 DEFAULT_TENANT = "default"
@@ -82,12 +82,13 @@ class Validated:
     metadata: SourceMetadata
     time: EventTime
     event_id: str
+    content_hash: str = field(init=False, compare=False)
+    """SHA-256 hex of content and metadata: two events with one hash would index the same points."""
 
-    @property
-    def content_hash(self) -> str:
-        """SHA-256 hex of content and metadata: two events with one hash would index the same points."""
+    def __post_init__(self) -> None:
         metadata = json.dumps(asdict(self.metadata), sort_keys=True, ensure_ascii=True)
-        return hashlib.sha256(f"{metadata}\0{self.content}".encode()).hexdigest()
+        digest = hashlib.sha256(f"{metadata}\0{self.content}".encode()).hexdigest()
+        object.__setattr__(self, "content_hash", digest)  # once: it is asked for at every step
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,11 @@ class Relay:
         """Publish all that waits, oldest first. Raises: LedgerUnavailable; BrokerUnavailable (the rest stays)."""
         total = 0
         async with self._one_at_a_time:
-            while sent := await self._ledger.relay(self._publish, limit=_BATCH):
+            while True:
+                sent = await self._ledger.relay(self._publish, limit=_BATCH)
                 total += sent
+                if sent < _BATCH:
+                    break
         return total
 
     async def _publish(self, routing_key: str, body: Mapping[str, Any], *, event_id: str) -> None:

@@ -234,6 +234,7 @@ class QueryEngine:
             Block(
                 heading=hit.passage.metadata.title or hit.passage.ref.key.artifact_id,
                 text=hit.passage.text,
+                tokens=hit.passage.token_count,
                 code=hit.passage.metadata.domain.startswith(CODE_DOMAIN),
                 language=hit.passage.metadata.language,
             )

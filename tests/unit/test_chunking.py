@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dats_common.domain.chunking import PIECE, WIDEST_TOKEN, chunk
+from dats_common.domain.chunking import PIECE, WIDEST_TOKEN, chunk, within_window
 
 STRATEGIES = ["fixed", "sentence", "semantic"]
 
@@ -159,3 +159,18 @@ def test_a_million_characters_take_seconds_at_most(unit, strategy):
 def test_impossible_limits_are_refused(most, overlap):
     with pytest.raises(ValueError, match="cannot cut"):
         cut("text", max_tokens=most, overlap_tokens=overlap)
+
+
+@pytest.mark.parametrize(
+    ("size", "overlap", "window", "expected"),
+    [
+        (500, 50, 254, (254, 25)),  # both shrink alike
+        (200, 20, 254, (200, 20)),  # what fits stays
+        (500, 499, 100, (100, 50)),  # never more than half
+        (500, 0, 254, (254, 0)),
+    ],
+)
+def test_a_small_window_shrinks_chunk_and_overlap_alike(
+    size: int, overlap: int, window: int, expected: tuple[int, int]
+) -> None:
+    assert within_window(max_tokens=size, overlap_tokens=overlap, window_tokens=window) == expected

@@ -69,7 +69,7 @@ class LightRagIndexer:
             ledger: takes the chunk rows.
             working_dir: LightRAG wants one; nothing is written there.
             max_tokens: longest chunk; capped to the encoder's window.
-            overlap_tokens: see `chunking.chunk`; capped to half a chunk.
+            overlap_tokens: see `chunking.chunk`; shrinks with the chunk.
             strategy: see `chunking.chunk`.
             timeout_s: longest time for one micro-batch of at most 32 documents.
         """
@@ -77,8 +77,9 @@ class LightRagIndexer:
         self._index = index
         self._ledger = ledger
         self._working_dir = working_dir
-        self._max_tokens = min(max_tokens, encoder.max_tokens - SPECIAL_TOKENS)
-        self._overlap_tokens = min(overlap_tokens, self._max_tokens // 2)
+        self._max_tokens, self._overlap_tokens = chunking.within_window(
+            max_tokens=max_tokens, overlap_tokens=overlap_tokens, window_tokens=encoder.max_tokens - SPECIAL_TOKENS
+        )
         self._strategy: chunking.Strategy = strategy
         self._timeout_s = timeout_s
         self._turn = asyncio.Lock()
