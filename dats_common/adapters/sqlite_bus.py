@@ -40,7 +40,7 @@ LEASE_S = 2.5
 """A killed process is missed after this long; a live one may hang for this long without losing what it holds."""
 
 BEAT_S = 0.5
-LISTEN_S = 0.02
+LISTEN_S = 0.05
 """How often a waiting consumer looks whether another process wrote. One look reads a counter in shared memory."""
 
 SCHEMA = """

@@ -15,7 +15,7 @@ from dats_common.domain import sparse
 from dats_common.domain.context import CODE_DOMAIN, Block, Context, assemble
 from dats_common.domain.fusion import LegWeights, holds_the_terms, rrf
 from dats_common.domain.model import ChunkRef, SparseVector
-from dats_common.ports import Candidate, Encoder, GuardedRead, Index, Ledger, Leg, Passage, SearchFilter
+from dats_common.ports import Candidate, Encoder, Index, Ledger, Leg, Passage, SearchFilter
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,34 +89,24 @@ class _Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class _Proposal:
-    """What the index proposed and what the guard let through."""
+class _Ranking:
+    """What the guard let through of the best candidates, and what it refused.
 
-    candidates: Sequence[Candidate]
-    read: GuardedRead
+    Attributes:
+        replaced: refused because a newer generation is live.
+    """
 
-    @property
-    def dropped(self) -> int:
-        return len(self.candidates) - len(self.read.passages)
+    hits: Sequence[Hit]
+    dropped: int
+    replaced: frozenset[ChunkRef]
 
-    @property
-    def replaced(self) -> frozenset[ChunkRef]:
-        """Candidates of generations that a newer one has replaced."""
-        return frozenset(
-            item.ref
-            for item in self.candidates
-            if item.ref.key in self.read.superseded and item.ref not in self.read.passages
-        )
 
-    def has_more(self, limit: int) -> bool:
-        """Whether a leg was cut at `limit`."""
-        return any(
-            sum(rank is not None for rank in ranks) >= limit
-            for ranks in (
-                [item.dense_rank for item in self.candidates],
-                [item.sparse_rank for item in self.candidates],
-            )
-        )
+def _was_cut(candidates: Sequence[Candidate], limit: int) -> bool:
+    """Whether a leg may have more than the `limit` candidates it gave."""
+    return any(
+        sum(rank is not None for rank in ranks) >= limit
+        for ranks in ([item.dense_rank for item in candidates], [item.sparse_rank for item in candidates])
+    )
 
 
 @dataclass(slots=True)
@@ -166,18 +156,22 @@ class QueryEngine:
         shown: tuple[Hit, ...] = ()
         context = _NOTHING
         for rounds_left in reversed(range(_ROUNDS)):
-            proposal = await self._propose(asked, limit=limit, watch=watch)
-            dropped += proposal.dropped
-            if rounds_left and proposal.replaced - replaced:
+            candidates = await self._index.search(
+                dense=asked.dense, sparse=asked.terms, legs=asked.legs, where=asked.where, limit=limit
+            )
+            watch.lap("index")
+            ranking = await self._read_best(candidates, asked, wanted=question.top_k)
+            watch.lap("guard")
+            dropped += ranking.dropped
+            if rounds_left and ranking.replaced - replaced:
                 # A newer generation is live. Its points were in the index before that, so looking again finds them;
                 # what is replaced still, is only not swept yet.
-                replaced |= proposal.replaced
+                replaced |= ranking.replaced
                 continue
-            ranked = self._rank(proposal, asked)
-            if rounds_left and proposal.dropped and len(ranked) < question.top_k and proposal.has_more(limit):
+            if rounds_left and ranking.dropped and len(ranking.hits) < question.top_k and _was_cut(candidates, limit):
                 limit = min(_MOST_CANDIDATES, limit * 2)
                 continue
-            shown, context = self._fit(ranked[: question.top_k], question.budget_tokens)
+            shown, context = self._fit(ranking.hits, question.budget_tokens)
             watch.lap("assemble")
             live = await self._ledger.still_live([hit.passage.ref for hit in shown])  # Q3: the last thing that happens
             watch.lap("guard")
@@ -199,26 +193,39 @@ class QueryEngine:
         terms = sparse.encode_query(question.text) if "sparse" in legs else None
         return _Asked(dense, terms, legs, question.where)
 
-    async def _propose(self, asked: _Asked, *, limit: int, watch: _Stopwatch) -> _Proposal:
-        """Q1 and Q2."""
-        candidates = await self._index.search(
-            dense=asked.dense, sparse=asked.terms, legs=asked.legs, where=asked.where, limit=limit
-        )
-        watch.lap("index")
-        read = await self._ledger.read([item.ref for item in candidates], asked.where.principal)
-        watch.lap("guard")
-        return _Proposal(candidates, read)
+    async def _read_best(self, candidates: Sequence[Candidate], asked: _Asked, *, wanted: int) -> _Ranking:
+        """Q2: the best candidates that pass the guard and are relevant, read a few at a time: text is the costly part,
+        and of a hundred candidates ten are shown."""
+        ordered = sorted(candidates, key=self._order)
+        hits: list[Hit] = []
+        dropped = 0
+        replaced: set[ChunkRef] = set()
+        step = 2 * wanted
+        for start in range(0, len(ordered), step):
+            part = ordered[start : start + step]
+            read = await self._ledger.read([item.ref for item in part], asked.where.principal)
+            for item in part:
+                passage = read.passages.get(item.ref)
+                if passage is None:
+                    dropped += 1
+                    if item.ref.key in read.superseded:
+                        replaced.add(item.ref)
+                elif len(hits) < wanted and self._is_relevant(item, passage, asked):
+                    hits.append(self._hit(item, passage))
+            if len(hits) >= wanted:
+                break
+        return _Ranking(hits, dropped, frozenset(replaced))
 
-    def _rank(self, proposal: _Proposal, asked: _Asked) -> list[Hit]:
-        ranked = []
-        for item in proposal.candidates:
-            passage = proposal.read.passages.get(item.ref)
-            if passage is not None and self._is_relevant(item, passage, asked):
-                score = rrf(dense_rank=item.dense_rank, sparse_rank=item.sparse_rank, weights=self._weights)
-                from_dense, from_sparse = item.dense_rank is not None, item.sparse_rank is not None
-                ranked.append(Hit(passage, score, item.similarity, from_dense, from_sparse))
+    def _score(self, item: Candidate) -> float:
+        return rrf(dense_rank=item.dense_rank, sparse_rank=item.sparse_rank, weights=self._weights)
+
+    def _order(self, item: Candidate) -> tuple[float, float, str]:
         # Ties by similarity, then by source id: never by a generation or a point id, which re-embedding changes.
-        return sorted(ranked, key=lambda hit: (-hit.score, -hit.similarity, hit.passage.ref.source_id))
+        return -self._score(item), -item.similarity, item.ref.source_id
+
+    def _hit(self, item: Candidate, passage: Passage) -> Hit:
+        from_dense, from_sparse = item.dense_rank is not None, item.sparse_rank is not None
+        return Hit(passage, self._score(item), item.similarity, from_dense, from_sparse)
 
     def _is_relevant(self, item: Candidate, passage: Passage, asked: _Asked) -> bool:
         if item.similarity >= self._min_similarity:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from dats_common.contracts.topology import EMBEDDING_COMPLETED
-from dats_common.domain.chunking import chunk
+from dats_common.domain.chunking import chunk, within_window
 from dats_common.errors import DatsError
 from dats_common.settings import Settings
 from services.backends import open_ledger
@@ -88,7 +88,11 @@ async def _measure(settings: Settings, servers: Servers | None, documents: int) 
 def _cut(scene: Scene, documents: dict[str, str]) -> list[str]:
     """The chunks that the writer will make, for the encoder alone."""
     chunking = scene.settings.lightrag.chunking
-    longest = min(chunking.max_chunk_size, scene.encoder.max_tokens - _SPECIAL_TOKENS)
+    longest, overlap = within_window(
+        max_tokens=chunking.max_chunk_size,
+        overlap_tokens=chunking.overlap,
+        window_tokens=scene.encoder.max_tokens - _SPECIAL_TOKENS,
+    )
     return [
         each.text
         for content in documents.values()
@@ -96,7 +100,7 @@ def _cut(scene: Scene, documents: dict[str, str]) -> list[str]:
             content,
             scene.encoder.token_spans(content),
             max_tokens=longest,
-            overlap_tokens=min(chunking.overlap, longest // 2),
+            overlap_tokens=overlap,
             strategy=chunking.strategy,
         )
     ]
