@@ -293,21 +293,22 @@ class _Legs:
         remaining = list(answers)
         dense = remaining.pop(0) if self.with_dense else []
         keyword, rescored = remaining if self.terms is not None else ([], [])
+        refs = {point.id: _reference(point.payload or {}) for point in (*dense, *keyword)}
         return _Hits(
-            dense=_in_order(dense),
-            sparse=_in_order(keyword),
-            cosines={str(point.id): point.score for point in (*dense, *rescored)},
+            dense=_in_order(dense, refs),
+            sparse=_in_order(keyword, refs),
+            cosines={refs[point.id]: point.score for point in (*dense, *rescored) if point.id in refs},
             width=self.width,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _Hits:
-    """Both legs in our order, and the cosine of every hit by point id."""
+    """Both legs in our order, and the cosine of every hit."""
 
     dense: list[tuple[ChunkRef, float]]
     sparse: list[tuple[ChunkRef, float]]
-    cosines: Mapping[str, float]
+    cosines: Mapping[ChunkRef, float]
     width: int
 
     def tied_beyond(self, limit: int) -> bool:
@@ -324,12 +325,12 @@ class _Hits:
         merged = [
             Candidate(
                 ref=ref,
-                similarity=min(1.0, max(0.0, self.cosines[ref.point_id])),
+                similarity=min(1.0, max(0.0, self.cosines[ref])),
                 dense_rank=dense_ranks.get(ref),
                 sparse_rank=sparse_ranks.get(ref),
             )
             for ref in {**dense_ranks, **sparse_ranks}
-            if ref.point_id in self.cosines
+            if ref in self.cosines
         ]
         return sorted(merged, key=_best_rank)
 
@@ -339,9 +340,9 @@ def _best_rank(candidate: Candidate) -> tuple[int, str, int]:
     return min(ranks), candidate.ref.source_id, candidate.ref.generation
 
 
-def _in_order(points: Sequence[models.ScoredPoint]) -> list[tuple[ChunkRef, float]]:
+def _in_order(points: Sequence[models.ScoredPoint], refs: Mapping[Any, ChunkRef]) -> list[tuple[ChunkRef, float]]:
     """Best score first; ties by source id, then generation, never by the engine's inner order."""
-    found = [(_reference(point.payload or {}), point.score) for point in points]
+    found = [(refs[point.id], point.score) for point in points]
     return sorted(found, key=lambda hit: (-hit[1], hit[0].source_id, hit[0].generation))
 
 

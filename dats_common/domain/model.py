@@ -7,6 +7,7 @@ import json
 import uuid
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 
 DEFAULT_TENANT = "default"
 
@@ -25,6 +26,11 @@ class Scope(StrEnum):
     PROJECT = "project"
 
 
+@lru_cache(maxsize=16_384)  # asked for at every comparison of a ranking, and a SHA-1 each time
+def _document_id(tenant_id: str, artifact_id: str) -> str:
+    return str(uuid.uuid5(NAMESPACE, f"{tenant_id}\0{artifact_id}"))
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class ArtifactKey:
     """One artifact of one tenant. Ordered, so that rows are always locked in the same order."""
@@ -35,7 +41,7 @@ class ArtifactKey:
     @property
     def document_id(self) -> str:
         """uuid5 of tenant and artifact: stable across versions and re-indexing."""
-        return str(uuid.uuid5(NAMESPACE, f"{self.tenant_id}\0{self.artifact_id}"))
+        return _document_id(self.tenant_id, self.artifact_id)
 
 
 @dataclass(frozen=True, slots=True)
