@@ -39,6 +39,9 @@ T = TypeVar("T")
 LEASE_S = 2.5
 """A killed process is missed after this long; a live one may hang for this long without losing what it holds."""
 
+WATCH_LEASE_S = 60.0
+"""Of a private view: nobody waits to take its place, and one that ran out would miss events without knowing it."""
+
 BEAT_S = 0.5
 LISTEN_S = 0.05
 """How often a waiting consumer looks whether another process wrote. One look reads a counter in shared memory."""
@@ -71,7 +74,7 @@ CREATE TABLE IF NOT EXISTS consumer (
 """
 
 # A lease further ahead than a lease is long was written before the clock went back: it has run out too.
-LIVE = "expires_at > :now AND expires_at <= :now + :lease"
+LIVE = "expires_at > :now AND expires_at <= :now + CASE WHEN patterns IS NULL THEN :lease ELSE :watch_lease END"
 WAITING = "queue = :queue AND claimed_by IS NULL AND visible_at <= :now"
 
 
@@ -146,12 +149,21 @@ class _File:
     def register(self, consumer: str, queue: str, patterns: Sequence[str] | None) -> None:
         self._db.execute(
             "INSERT INTO consumer (id, queue, patterns, expires_at) VALUES (?, ?, ?, ?)",
-            (consumer, queue, None if patterns is None else json.dumps(patterns), time.time() + LEASE_S),
+            (
+                consumer,
+                queue,
+                None if patterns is None else json.dumps(patterns),
+                time.time() + (LEASE_S if patterns is None else WATCH_LEASE_S),
+            ),
         )
 
     def renew(self, consumer: str) -> bool:
         """Whether the lease still stood."""
-        return self._changed("UPDATE consumer SET expires_at = ? WHERE id = ?", (time.time() + LEASE_S, consumer))
+        return self._changed(
+            "UPDATE consumer SET expires_at = :now + CASE WHEN patterns IS NULL THEN :lease ELSE :watch_lease END "
+            "WHERE id = :id",
+            {**_now(), "id": consumer},
+        )
 
     def stop_taking(self, consumer: str) -> None:
         self._db.execute("UPDATE consumer SET taking = 0 WHERE id = ?", (consumer,))
@@ -248,7 +260,7 @@ class _File:
 
 
 def _now() -> dict[str, float]:
-    return {"now": time.time(), "lease": LEASE_S}
+    return {"now": time.time(), "lease": LEASE_S, "watch_lease": WATCH_LEASE_S}
 
 
 def _delivery(row: sqlite3.Row, consumer: str) -> Delivery:

@@ -770,3 +770,26 @@ async def publish_stubbornly(
                 await asyncio.sleep(0.1)
             else:
                 return
+
+
+PUBLISH_LATE = """
+import asyncio, sys, time
+from pathlib import Path
+from dats_common.adapters.sqlite_bus import LEASE_S, open_sqlite_bus
+
+async def main():
+    async with open_sqlite_bus(Path(sys.argv[1])) as bus:
+        await bus.publish("embedding.completed", {"data": {}}, event_id="late")
+
+time.sleep(LEASE_S + 0.5)
+asyncio.run(main())
+"""
+
+
+async def test_sqlite_a_watch_misses_nothing_while_its_loop_is_busy(tmp_path: Path) -> None:
+    path = tmp_path / "bus.sqlite"
+    async with open_sqlite_bus(path) as bus, bus.watch("embedding.*") as events:
+        # On purpose on the loop: for longer than a consumer's lease nothing of ours is renewed.
+        subprocess.run([sys.executable, "-c", PUBLISH_LATE, str(path)], check=True, timeout=60)
+        async with asyncio.timeout(10):
+            assert (await anext(events)).event_type == "embedding.completed"
