@@ -130,7 +130,9 @@ class Chunking(Section):
     max_chunk_size: Annotated[int, Field(ge=16, le=8192)] = Field(
         500, description="tokens of the encoder; never more than the model's window"
     )
-    overlap: Annotated[int, Field(ge=0, le=4096)] = Field(50, description="tokens shared by neighbours; shrinks with the chunk in a smaller window")
+    overlap: Annotated[int, Field(ge=0, le=4096)] = Field(
+        50, description="tokens shared by neighbours; shrinks with the chunk in a smaller window"
+    )
 
     @model_validator(mode="after")
     def _moves_on(self) -> Chunking:
