@@ -15,6 +15,7 @@ from dats_common.contracts.topology import (
     QUEUES,
     Queue,
 )
+from dats_common.domain.settlement import RETRY_LADDER_S
 
 ATTEMPT_HEADER = "x-attempt"
 ATTEMPTS_HEADER = "x-attempts"
@@ -29,8 +30,8 @@ PUBLISHED = Queue(PUBLISHED_QUEUE, EVENTS_EXCHANGE, ("embedding.*", "answer.reca
 PUBLISHED_MAX_MESSAGES = 10_000
 """About a day of events of a busy fleet; the oldest go first."""
 
-RETRY_RUNGS_S = (1, 5, 30)
-"""Delays of the retry ladder in seconds. Source: docs/architecture.md, "RabbitMQ"."""
+RETRY_RUNGS_S = tuple(round(delay_s) for delay_s in RETRY_LADDER_S)
+"""Delays of the retry ladder in whole seconds, one waiting queue each: what `domain.settlement` decides."""
 
 QUEUE_NAMES = frozenset(queue.name for queue in QUEUES) | {DEAD_LETTERS_QUEUE, PUBLISHED_QUEUE}
 
