@@ -32,38 +32,12 @@ def run(settings: Settings) -> int:
 
 async def _consume(settings: Settings) -> None:
     from services.writer.progress import watchdog
-    from services.writer.wiring import Writer, open_writer
+    from services.writer.wiring import open_writer, open_writer_ports
 
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-
-    async def until_stopped(writer: Writer) -> None:
-        work = asyncio.create_task(writer.consumer.run(), name="consumer")
-        beside = [
-            asyncio.create_task(writer.beat(), name="heartbeat"),
-            asyncio.create_task(writer.relay_periodically(), name="relay"),
-            asyncio.create_task(writer.sweep_periodically(), name="sweep"),
-        ]
-        stopped = asyncio.create_task(stop.wait(), name="stop")
-        try:
-            await asyncio.wait([work, stopped, *beside], return_when=asyncio.FIRST_COMPLETED)
-            log("writer").info("draining", seconds=settings.events.drain_s)
-            give_up_at = loop.time() + settings.events.drain_s
-            await writer.consumer.stop(timeout_s=settings.events.drain_s)
-            await asyncio.wait([work], timeout=max(0.0, give_up_at - loop.time()))
-            for task in (work, *beside):
-                if task.done() and not task.cancelled():
-                    task.result()  # a loop that failed must not end as a success
-        finally:
-            stopped.cancel()
-            for task in (work, *beside):
-                task.cancel()
-            await asyncio.gather(work, stopped, *beside, return_exceptions=True)
-            await writer.farewell()
-
-    async with open_writer(settings) as writer:
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with open_writer_ports(settings) as ports, open_writer(settings, ports) as writer:
         log("writer").info(
             "consuming", writer_id=writer.writer_id, model=writer.encoder.model, backend=writer.encoder.backend
         )
@@ -71,7 +45,7 @@ async def _consume(settings: Settings) -> None:
             watchdog(writer.progress, limit_s=settings.events.watchdog_s),
             writer.metrics.served(settings.server.host, settings.telemetry.writer_metrics_port),
         ):
-            await until_stopped(writer)
+            await writer.work(until=stop, drain_s=settings.events.drain_s)
     log("writer").info("stopped")
 
 

@@ -7,17 +7,15 @@ import os
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from dats_common.adapters.lightrag import open_lightrag_indexer
-from dats_common.contracts.topology import COMMANDS_QUEUE, VALIDATED_QUEUE
 from dats_common.errors import Unavailable
 from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
-from dats_common.ports import Bus, Encoder, Heartbeat, Index, Indexer, IndexJob, Ledger, Point
+from dats_common.ports import Bus, Encoder, Index, Indexer, IndexJob, Ledger, Point
 from dats_common.settings import Settings
-from dats_common.telemetry.logs import log
 from dats_common.telemetry.metrics import Metrics
 from services.backends import open_bus, open_encoder, open_index, open_ledger, prepare_index
 from services.writer.consumer import Consumer, Limits
@@ -26,13 +24,12 @@ from services.writer.leadership import Leadership
 from services.writer.observer import MetricsObserver
 from services.writer.pipeline import EmbeddingPipeline
 from services.writer.progress import Progress
+from services.writer.writer import Writer
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-BEAT_INTERVAL_S = 2.0
-RELAY_INTERVAL_S = 1.0
 _PING_TIMEOUT_S = 3.0
 
 INDEXERS = 2
@@ -92,152 +89,105 @@ class Lanes:
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
-    """A writer put together; `consumer.run()` is its work, the rest goes on beside it."""
+class WriterPorts:
+    """What a writer stands on, opened."""
 
-    writer_id: str
-    consumer: Consumer
-    leadership: Leadership
-    relay: Relay
-    sweeper: Sweeper
     ledger: Ledger
+    encoder: Encoder
     index: Index
     bus: Bus
-    encoder: Encoder
-    metrics: Metrics
-    progress: Progress
-    sweep_interval_s: float
-
-    async def beat(self) -> None:
-        """Tell the ledger how we are, until cancelled."""
-        while True:
-            try:
-                await self._beat_once("active" if self.leadership.is_active else "standby")
-            except Unavailable as error:
-                log("writer").warning("heartbeat_missed", detail=str(error))
-            await asyncio.sleep(BEAT_INTERVAL_S)
-
-    async def farewell(self) -> None:
-        """The last beat: we are going."""
-        try:
-            await self._beat_once("draining")
-        except Unavailable as error:
-            log("writer").warning("heartbeat_missed", detail=str(error))
-
-    async def _beat_once(self, state: Literal["active", "standby", "draining"]) -> None:
-        pending = await self._waiting()
-        self.metrics.queue_size.set(pending)
-        self.metrics.writer_active.set(self.leadership.is_active)
-        await self.ledger.beat(
-            Heartbeat(
-                writer_id=self.writer_id,
-                state=state,
-                pending=pending,
-                processing=self.consumer.processing,
-                model=self.encoder.model,
-                backend=self.encoder.backend,
-            )
-        )
-
-    async def _waiting(self) -> int:
-        """Messages that wait; 0 while the broker does not say: we live without it, and replicas ask it themselves."""
-        try:
-            async with asyncio.timeout(_PING_TIMEOUT_S):
-                return await self.bus.depth(VALIDATED_QUEUE) + await self.bus.depth(COMMANDS_QUEUE)
-        except (Unavailable, TimeoutError):
-            return 0
-
-    async def relay_periodically(self) -> None:
-        """Publish what other processes queued, and what failed before, until cancelled."""
-        while True:
-            try:
-                await self.relay.drain()
-            except Unavailable as error:
-                log("writer").warning("relay_postponed", detail=str(error))
-            await asyncio.sleep(RELAY_INTERVAL_S)
-
-    async def sweep_periodically(self) -> None:
-        """Remove what is left of dead generations anywhere, until cancelled."""
-        while True:
-            await asyncio.sleep(self.sweep_interval_s)
-            try:
-                removed = await self.sweeper.sweep_all()
-            except Unavailable as error:
-                log("writer").warning("sweep_postponed", detail=str(error))
-                continue
-            self.metrics.swept.inc(removed)
-            if removed:
-                log("writer").info("dead_generations_swept", removed=removed)
 
 
 @asynccontextmanager
-async def open_writer(settings: Settings) -> AsyncIterator[Writer]:
-    """Everything a writer stands on; it waits for the broker, saying so.
+async def open_writer_ports(settings: Settings) -> AsyncIterator[WriterPorts]:
+    """The adapters that the settings name; it waits for the broker, saying so.
 
     Raises: ConfigurationError: a setting is wrong, the promised GPU is missing, or the collection is another model's.
     """
-    progress = Progress()
-    metrics = Metrics()
     async with (
         open_ledger(settings) as ledger,
-        open_encoder(settings, for_writer=True) as bare_encoder,
+        open_encoder(settings, for_writer=True) as encoder,
         open_index(settings) as index,
         open_bus(settings, name="writer") as bus,
     ):
-        await prepare_index(index, bare_encoder)
-        encoder = ProgressEncoder(bare_encoder, progress)
-        chunking = settings.lightrag.chunking
-        async with AsyncExitStack() as lanes:
-            indexers = [
-                await lanes.enter_async_context(
-                    open_lightrag_indexer(
-                        encoder=encoder,
-                        index=ProgressStore(index, progress),
-                        ledger=ledger,
-                        working_dir=str(settings.working_dir),
-                        max_tokens=chunking.max_chunk_size,
-                        overlap_tokens=chunking.overlap,
-                        strategy=chunking.strategy,
-                    )
+        await prepare_index(index, encoder)
+        yield WriterPorts(ledger=ledger, encoder=encoder, index=index, bus=bus)
+
+
+@asynccontextmanager
+async def open_writer(settings: Settings, ports: WriterPorts) -> AsyncIterator[Writer]:
+    """A writer over `ports`, with indexers of its own.
+
+    Raises: ConfigurationError: LightRAG is not installed, or is another release than the one this was built for.
+    """
+    progress = Progress()
+    ports = replace(ports, encoder=ProgressEncoder(ports.encoder, progress))
+    chunking = settings.lightrag.chunking
+    async with AsyncExitStack() as lanes:
+        indexers = [
+            await lanes.enter_async_context(
+                open_lightrag_indexer(
+                    encoder=ports.encoder,
+                    index=ProgressStore(ports.index, progress),
+                    ledger=ports.ledger,
+                    working_dir=str(settings.working_dir),
+                    max_tokens=chunking.max_chunk_size,
+                    overlap_tokens=chunking.overlap,
+                    strategy=chunking.strategy,
                 )
-                for _ in range(INDEXERS)
-            ]
-            writer_id = f"{socket.gethostname()}:{os.getpid()}"
-            leadership = Leadership(ledger, writer_id)
-            sweeper = Sweeper(ledger=ledger, index=index)
-            relay = Relay(ledger=ledger, bus=bus)
-            pipeline = EmbeddingPipeline(ledger=ledger, indexer=Lanes(indexers), leadership=leadership, sweeper=sweeper)
-            consumer = Consumer(
-                bus=bus,
-                ledger=ledger,
-                handlers=EventHandlers(ledger=ledger, pipeline=pipeline, skew_s=settings.events.skew_s),
-                leadership=leadership,
-                relay=relay,
-                sweeper=sweeper,
-                progress=progress,
-                observer=MetricsObserver(metrics),
-                healthy=lambda: _all_answer(ledger, index, bus),
-                limits=Limits(
-                    batch_size=settings.embedding.batch_size,
-                    linger_s=settings.embedding.linger_ms / 1e3,
-                    prefetch=min(settings.embedding.queue_max_size, 4 * settings.embedding.batch_size),
-                    retry_attempts=settings.embedding.retry_attempts,
-                ),
             )
-            yield Writer(
-                writer_id=writer_id,
-                consumer=consumer,
-                leadership=leadership,
-                relay=relay,
-                sweeper=sweeper,
-                ledger=ledger,
-                index=index,
-                bus=bus,
-                encoder=encoder,
-                metrics=metrics,
-                progress=progress,
-                sweep_interval_s=settings.events.sweep_interval_s,
-            )
+            for _ in range(INDEXERS)
+        ]
+        yield build_writer(
+            settings,
+            ports,
+            indexer=Lanes(indexers),
+            progress=progress,
+            writer_id=f"{socket.gethostname()}:{os.getpid()}",
+        )
+
+
+def build_writer(
+    settings: Settings, ports: WriterPorts, *, indexer: Indexer, progress: Progress, writer_id: str
+) -> Writer:
+    """Pure assembly: the parts of a writer, wired."""
+    ledger, index, bus = ports.ledger, ports.index, ports.bus
+    metrics = Metrics()
+    leadership = Leadership(ledger, writer_id)
+    sweeper = Sweeper(ledger=ledger, index=index)
+    relay = Relay(ledger=ledger, bus=bus)
+    pipeline = EmbeddingPipeline(ledger=ledger, indexer=indexer, leadership=leadership, sweeper=sweeper)
+    consumer = Consumer(
+        bus=bus,
+        ledger=ledger,
+        handlers=EventHandlers(ledger=ledger, pipeline=pipeline, skew_s=settings.events.skew_s),
+        leadership=leadership,
+        relay=relay,
+        sweeper=sweeper,
+        progress=progress,
+        observer=MetricsObserver(metrics),
+        healthy=lambda: _all_answer(ledger, index, bus),
+        limits=Limits(
+            batch_size=settings.embedding.batch_size,
+            linger_s=settings.embedding.linger_ms / 1e3,
+            prefetch=min(settings.embedding.queue_max_size, 4 * settings.embedding.batch_size),
+            retry_attempts=settings.embedding.retry_attempts,
+        ),
+    )
+    return Writer(
+        writer_id=writer_id,
+        consumer=consumer,
+        leadership=leadership,
+        relay=relay,
+        sweeper=sweeper,
+        ledger=ledger,
+        index=index,
+        bus=bus,
+        encoder=ports.encoder,
+        metrics=metrics,
+        progress=progress,
+        sweep_interval_s=settings.events.sweep_interval_s,
+    )
 
 
 async def _all_answer(ledger: Ledger, index: Index, bus: Bus) -> bool:

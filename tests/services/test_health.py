@@ -17,7 +17,7 @@ from dats_common.ports import Heartbeat
 from dats_common.telemetry.metrics import Metrics
 from services.writer.leadership import Leadership
 from services.writer.progress import Progress
-from services.writer.wiring import Writer
+from services.writer.writer import Writer
 
 START = 1_767_268_800_000_000
 

@@ -1,0 +1,127 @@
+"""A writer put together: its work, and what goes on beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Literal
+
+from dats_common.contracts.topology import COMMANDS_QUEUE, VALIDATED_QUEUE
+from dats_common.errors import Unavailable
+from dats_common.maintenance.relay import Relay
+from dats_common.maintenance.sweep import Sweeper
+from dats_common.ports import Bus, Encoder, Heartbeat, Index, Ledger
+from dats_common.telemetry.logs import log
+from dats_common.telemetry.metrics import Metrics
+from services.writer.consumer import Consumer
+from services.writer.leadership import Leadership
+from services.writer.progress import Progress
+
+BEAT_INTERVAL_S = 2.0
+RELAY_INTERVAL_S = 1.0
+_PING_TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """The parts of a writer; `work` runs them."""
+
+    writer_id: str
+    consumer: Consumer
+    leadership: Leadership
+    relay: Relay
+    sweeper: Sweeper
+    ledger: Ledger
+    index: Index
+    bus: Bus
+    encoder: Encoder
+    metrics: Metrics
+    progress: Progress
+    sweep_interval_s: float
+
+    async def work(self, *, until: asyncio.Event, drain_s: float) -> None:
+        """Consume until the event is set or something fails, then drain for at most `drain_s`. Raises what failed."""
+        loop = asyncio.get_running_loop()
+        work = asyncio.create_task(self.consumer.run(), name="consumer")
+        beside = [
+            asyncio.create_task(self.beat(), name="heartbeat"),
+            asyncio.create_task(self.relay_periodically(), name="relay"),
+            asyncio.create_task(self.sweep_periodically(), name="sweep"),
+        ]
+        stopped = asyncio.create_task(until.wait(), name="stop")
+        try:
+            await asyncio.wait([work, stopped, *beside], return_when=asyncio.FIRST_COMPLETED)
+            log("writer").info("draining", seconds=drain_s)
+            give_up_at = loop.time() + drain_s
+            await self.consumer.stop(timeout_s=drain_s)
+            await asyncio.wait([work], timeout=max(0.0, give_up_at - loop.time()))
+            for task in (work, *beside):
+                if task.done() and not task.cancelled():
+                    task.result()  # a loop that failed must not end as a success
+        finally:
+            stopped.cancel()
+            for task in (work, *beside):
+                task.cancel()
+            await asyncio.gather(work, stopped, *beside, return_exceptions=True)
+            await self.farewell()
+
+    async def beat(self) -> None:
+        """Tell the ledger how we are, until cancelled."""
+        while True:
+            try:
+                await self._beat_once("active" if self.leadership.is_active else "standby")
+            except Unavailable as error:
+                log("writer").warning("heartbeat_missed", detail=str(error))
+            await asyncio.sleep(BEAT_INTERVAL_S)
+
+    async def farewell(self) -> None:
+        """The last beat: we are going."""
+        try:
+            await self._beat_once("draining")
+        except Unavailable as error:
+            log("writer").warning("heartbeat_missed", detail=str(error))
+
+    async def _beat_once(self, state: Literal["active", "standby", "draining"]) -> None:
+        pending = await self._waiting()
+        self.metrics.queue_size.set(pending)
+        self.metrics.writer_active.set(self.leadership.is_active)
+        await self.ledger.beat(
+            Heartbeat(
+                writer_id=self.writer_id,
+                state=state,
+                pending=pending,
+                processing=self.consumer.processing,
+                model=self.encoder.model,
+                backend=self.encoder.backend,
+            )
+        )
+
+    async def _waiting(self) -> int:
+        """Messages that wait; 0 while the broker does not say: we live without it, and replicas ask it themselves."""
+        try:
+            async with asyncio.timeout(_PING_TIMEOUT_S):
+                return await self.bus.depth(VALIDATED_QUEUE) + await self.bus.depth(COMMANDS_QUEUE)
+        except (Unavailable, TimeoutError):
+            return 0
+
+    async def relay_periodically(self) -> None:
+        """Publish what other processes queued, and what failed before, until cancelled."""
+        while True:
+            try:
+                await self.relay.drain()
+            except Unavailable as error:
+                log("writer").warning("relay_postponed", detail=str(error))
+            await asyncio.sleep(RELAY_INTERVAL_S)
+
+    async def sweep_periodically(self) -> None:
+        """Remove what is left of dead generations anywhere, until cancelled."""
+        while True:
+            await asyncio.sleep(self.sweep_interval_s)
+            try:
+                removed = await self.sweeper.sweep_all()
+            except Unavailable as error:
+                log("writer").warning("sweep_postponed", detail=str(error))
+                continue
+            self.metrics.swept.inc(removed)
+            if removed:
+                log("writer").info("dead_generations_swept", removed=removed)
