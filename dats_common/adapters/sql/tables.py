@@ -230,3 +230,43 @@ tags = Table(
     Column("owner_user_id", String(256)),
     Column("description", Text, nullable=False, server_default=""),
 )
+
+# No tenant_id: a key is looked up before anybody's tenant is known, and may have several.
+keys = Table(
+    "rag_keys",
+    metadata,
+    Column("key_id", String(32), primary_key=True),
+    Column("secret_hash", String(64), nullable=False),
+    Column("name", String(256), nullable=False),
+    Column("tenant_ids", JSON, nullable=False),
+    Column("roles", JSON, nullable=False),
+    Column("project_ids", JSON(none_as_null=True)),
+    Column("tags", JSON(none_as_null=True)),
+    Column("user_id", String(256)),
+    Column("requests_per_minute", Integer),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger),
+    Column("last_used_at", BigInteger),
+    Column("revoked_at", BigInteger),
+    comment="API keys; of the secret only its hash. NULL projects or tags mean all of the tenant's",
+)
+
+audit = Table(
+    "rag_audit",
+    metadata,
+    Column("id", _Counter, primary_key=True, autoincrement=True),
+    Column("at", BigInteger, nullable=False),
+    Column("action", String(32), nullable=False),
+    Column("actor", String(600), nullable=False),
+    Column("tenant_id", String(256)),
+    Column("key_id", String(32)),
+    Column("artifact_count", Integer, nullable=False, server_default="0"),
+    Column("artifact_ids", JSON, nullable=False),
+    Column("chunks_removed", Integer, nullable=False, server_default="0"),
+    Column("cascade_id", String(256)),
+    Column("reason", Text, nullable=False, server_default=""),
+    Index("ix_rag_audit_actor", "actor"),
+    Index("ix_rag_audit_at", "at"),
+    sqlite_autoincrement=True,
+    comment="Who tainted, and what became of keys; never a secret. NULL tenant: all tenants, or none concerned",
+)
