@@ -6,12 +6,12 @@ All calls that wait are bounded in seconds by the adapter's settings; what they 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from dats_common.domain.access import Principal
+from dats_common.domain.access import Caller, Principal
 from dats_common.domain.model import (
     ArtifactKey,
     Chunk,
@@ -60,7 +60,7 @@ class Encoder(Protocol):
 
     @property
     def backend(self) -> str:
-        """What runs it and where, for people: `openvino:cpu`, `sentence-transformers:cuda:0`."""
+        """What runs it and where, for people: `openvino:cpu:fp32`, `sentence-transformers:cuda:0`."""
 
     @property
     def dimension(self) -> int:
@@ -335,8 +335,11 @@ class Ledger(Protocol):
     async def read(self, refs: Sequence[ChunkRef], principal: Principal) -> GuardedRead:
         """Q2: text and metadata of those chunks that are live and visible to the principal, in one statement."""
 
-    async def still_live(self, refs: Sequence[ChunkRef]) -> frozenset[ChunkRef]:
-        """Q3: those whose generation is live now. Raises: LedgerUnavailable; then nothing may be served."""
+    async def still_live(self, refs: Sequence[ChunkRef], principal: Principal) -> frozenset[ChunkRef]:
+        """Q3: those whose generation is live now; of the principal's tenant or public, as `read` found them.
+
+        Raises: LedgerUnavailable; then nothing may be served.
+        """
 
     async def outcome(self, key: ArtifactKey, *, at: int) -> ArtifactOutcome:
         """What became of the event placed at `at` by the ledger's clock."""
@@ -352,6 +355,83 @@ class Ledger(Protocol):
 
     async def ping(self) -> None:
         """Raises: LedgerUnavailable."""
+
+
+# -------------------------------------------------------------------------------------------------------- identity
+
+
+@dataclass(frozen=True, slots=True)
+class StoredKey:
+    """An API key as the ledger has it: whom it stands for, and the hash of its secret. Times are ORDs.
+
+    Attributes:
+        project_ids, tags: None means all of the tenant's.
+        requests_per_minute: None: the service's default.
+        state: by the ledger's clock at the moment of the look.
+    """
+
+    key_id: str
+    secret_hash: str
+    name: str
+    tenant_ids: tuple[str, ...]
+    roles: frozenset[str]
+    user_id: str | None = None
+    project_ids: frozenset[str] | None = None
+    tags: frozenset[str] | None = None
+    requests_per_minute: int | None = None
+    created_at: int = 0
+    expires_at: int | None = None
+    last_used_at: int | None = None
+    revoked_at: int | None = None
+    state: Literal["good", "expired", "revoked"] = "good"
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """Who did what, never with which secret. `at` is an ORD; of many artifact ids the first are kept."""
+
+    at: int
+    action: Literal["taint", "key_created", "key_revoked", "key_refused"]
+    actor: str
+    tenant_id: str | None = None
+    key_id: str | None = None
+    artifact_count: int = 0
+    artifact_ids: tuple[str, ...] = ()
+    chunks_removed: int = 0
+    cascade_id: str | None = None
+    reason: str = ""
+
+
+class KeyStore(Protocol):
+    """API keys and the audit, in the ledger's database. Nothing of it is cached: what is revoked is gone at once."""
+
+    async def create(self, key: StoredKey, *, valid_s: float | None, actor: str) -> StoredKey:
+        """Keep a new key, for `valid_s` seconds from now or until revoked; audited. Returns it with its times."""
+
+    async def find(self, key_id: str) -> StoredKey | None:
+        """The key as it is now. Raises: LedgerUnavailable; then nobody is let in."""
+
+    async def list_keys(self) -> list[StoredKey]:
+        """All keys, the oldest first; revoked and expired ones too."""
+
+    async def revoke(self, key_id: str, *, actor: str) -> bool:
+        """From the return on the key is good nowhere; audited. False: there is no such key. Repeating is harmless."""
+
+    async def touch(self, key_id: str) -> None:
+        """Remember that the key was used now."""
+
+    async def record_refusal(self, key_id: str, *, reason: str) -> None:
+        """Audit that a key was refused; the caller bounds how often."""
+
+    async def audit(self, *, limit: int) -> list[AuditEntry]:
+        """The newest entries first."""
+
+
+class TokenVerifier(Protocol):
+    """Tokens of an identity provider."""
+
+    def verify(self, token: str) -> Caller:
+        """Whom the token speaks for. Raises: Unauthenticated: anything at all is wrong with it."""
 
 
 # ------------------------------------------------------------------------------------------------------------- bus
@@ -434,3 +514,42 @@ class Bus(Protocol):
 
     async def ping(self) -> None:
         """Raises: BrokerUnavailable."""
+
+
+# ----------------------------------------------------------------------------------------- what operators ask besides
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message that was given up. Its body is content: there only where it was asked for."""
+
+    letter_id: str
+    death: Death
+    size_bytes: int
+    body: bytes | None = field(default=None, repr=False)
+
+
+class DeadLetters(Protocol):
+    """The dead letters of a broker; every `Bus` has them. The order of what stays is never disturbed.
+
+    `only` names letters; None means all that lie there when the call begins, `MOST_DEAD_LETTERS` of them.
+    """
+
+    async def dead_letters(
+        self, *, limit: int, only: Collection[str] | None = None, with_bodies: bool = False
+    ) -> list[DeadLetter]:
+        """The oldest first; looked at, not taken. Raises: BrokerUnavailable."""
+
+    async def replay_dead_letters(self, *, only: Collection[str] | None = None) -> list[str]:
+        """Give them another try in the queue that they came from, their attempts counted anew.
+
+        Durable there before it is gone here: a crash in between leaves it in both. Returns the ids of those that were
+        moved; a letter from no queue of ours stays. Raises: BrokerUnavailable: some may have been moved.
+        """
+
+    async def drop_dead_letters(self, *, only: Collection[str] | None = None) -> list[str]:
+        """Delete them for good. Returns the ids of those that were there. Raises: BrokerUnavailable."""
+
+
+MOST_DEAD_LETTERS = 10_000
+"""How many one call looks through: each is in hand until the call ends, so that the others keep their order."""

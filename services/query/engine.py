@@ -173,7 +173,8 @@ class QueryEngine:
                 continue
             shown, context = self._fit(ranking.hits, question.budget_tokens)
             watch.lap("assemble")
-            live = await self._ledger.still_live([hit.passage.ref for hit in shown])  # Q3: the last thing that happens
+            # Q3: the last thing that happens
+            live = await self._ledger.still_live([hit.passage.ref for hit in shown], question.where.principal)
             watch.lap("guard")
             if len(live) == len(shown):
                 break

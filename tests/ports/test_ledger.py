@@ -46,12 +46,12 @@ async def test_nothing_is_visible_before_the_flip_and_everything_after(ledger: L
     admission = await writer.prepare(validated(content="hello world", at_s=1))
     refs = refs_of(admission.generation)
     assert await text_of(ledger, refs) is None
-    assert await ledger.still_live(refs) == frozenset()
+    assert await ledger.still_live(refs, LAPTOP) == frozenset()
     assert await outcome_of(ledger, at_s=1) == "pending"
 
     assert await writer.flip(admission) is FlipVerdict.LIVE
     assert await text_of(ledger, refs) == "hello world"
-    assert await ledger.still_live(refs) == frozenset(refs)
+    assert await ledger.still_live(refs, LAPTOP) == frozenset(refs)
     outcome = await ledger.outcome(key(), at=NOON + SECOND)
     assert outcome == ArtifactOutcome("indexed", generation=refs[0].generation, chunks=2, tokens=20)
 
@@ -131,7 +131,7 @@ async def test_a_new_version_replaces_the_old_in_one_step(ledger: Ledger) -> Non
     assert await text_of(ledger, old + new) == "old"
     await writer.flip(admission)
     assert await text_of(ledger, old + new) == "new"
-    assert await ledger.still_live(old + new) == frozenset(new)
+    assert await ledger.still_live(old + new, LAPTOP) == frozenset(new)
     # Who had proposed only the old one is told to look again; who had proposed the new one is not.
     assert (await ledger.read(old, LAPTOP)).superseded == {key()}
     assert (await ledger.read(old + new, LAPTOP)).superseded == frozenset()
@@ -253,7 +253,7 @@ async def test_a_taint_makes_invisible_at_once_and_counts_what_it_removed(ledger
     other = refs_of(await writer.publish(validated("b", at_s=1)))
     receipt = await ledger.taint(tainted("a", "never-seen", at_s=10), skew_s=60)
     assert await text_of(ledger, refs) is None
-    assert await ledger.still_live(refs + other) == frozenset(other)
+    assert await ledger.still_live(refs + other, LAPTOP) == frozenset(other)
     assert receipt.chunks_removed == {"a": 3}
     assert receipt.fallen == (key("a"),)
     assert receipt.through == NOON + 70 * SECOND
@@ -302,7 +302,7 @@ async def test_a_version_beyond_the_taint_stays(ledger: Ledger) -> None:
     refs = refs_of(await writer.publish(validated(at_s=100)))
     receipt = await ledger.taint(tainted("a", at_s=39.9), skew_s=60)
     assert (receipt.chunks_removed, receipt.fallen) == ({}, ())
-    assert await ledger.still_live(refs) == frozenset(refs)
+    assert await ledger.still_live(refs, LAPTOP) == frozenset(refs)
 
 
 async def test_what_falls_to_the_skew_alone_is_quarantined_whatever_the_order(ledger: Ledger) -> None:
@@ -321,7 +321,7 @@ async def test_a_taint_of_one_tenant_leaves_the_others(ledger: Ledger) -> None:
     mine = refs_of(await writer.publish(validated(key("a", "mine"), at_s=1)))
     yours = refs_of(await writer.publish(validated(key("a", "yours"), at_s=1)))
     await ledger.taint(tainted("a", at_s=10, tenant_id="mine"), skew_s=0)
-    assert await ledger.still_live(mine + yours) == frozenset(yours)
+    assert await ledger.still_live(mine + yours, LAPTOP) == frozenset(yours)
 
 
 async def test_a_taint_without_tenant_covers_all_tenants_also_later_ones(ledger: Ledger) -> None:
@@ -335,7 +335,7 @@ async def test_a_taint_without_tenant_covers_all_tenants_also_later_ones(ledger:
     receipt = await ledger.taint(tainted("a", at_s=10, tenant_id=None), skew_s=0)
     assert receipt.chunks_removed == {"a": 4}
     assert receipt.fallen == (key("a", "t1"), key("a", "t2"))
-    assert await ledger.still_live(refs) == frozenset()
+    assert await ledger.still_live(refs, LAPTOP) == frozenset()
     assert await writer.flip(preparing) is FlipVerdict.GARBAGE
     assert (await writer.admit(validated(key("a", "t4"), at_s=5))).verdict is Verdict.SUPPRESSED
     assert (await writer.admit(validated(key("a", "t4"), at_s=11))).verdict is Verdict.EMBED
@@ -519,7 +519,7 @@ async def test_a_taint_on_the_ledgers_clock_needs_no_skew_for_its_own_versions(t
     ]
     ids = ("own", "foreign", "covered", "pending own", "pending foreign")
     await timed.taint(tainted(*ids, at_s=40, own_clock=True), skew_s=60)
-    assert await timed.still_live(own + foreign + covered) == frozenset(own)
+    assert await timed.still_live(own + foreign + covered, LAPTOP) == frozenset(own)
     assert [await writer.flip(item) for item in pending] == [FlipVerdict.LIVE, FlipVerdict.QUARANTINED]
 
 
@@ -547,7 +547,7 @@ async def test_the_guard_hands_text_only_to_those_who_may_see_it(ledger: Ledger,
     assert await text_of(ledger, refs, **allowed) == "one content"
     assert await text_of(ledger, refs, **refused) is None
     # Liveness is not a matter of rights: Q3 only repeats what Q2 has judged.
-    assert await ledger.still_live(refs) == frozenset(refs)
+    assert await ledger.still_live(refs, LAPTOP) == frozenset(refs)
 
 
 async def test_public_work_is_read_across_tenants(ledger: Ledger) -> None:
@@ -563,13 +563,13 @@ async def test_a_candidate_under_a_foreign_key_gets_no_text(ledger: Ledger) -> N
     for ref in forged:
         for tenant_id in ("mine", "theirs"):
             assert await text_of(ledger, [ref], tenant_id=tenant_id) is None
-        assert await ledger.still_live([ref]) == frozenset()
+        assert await ledger.still_live([ref], LAPTOP) == frozenset()
 
 
 async def test_candidates_that_never_existed_are_ignored(ledger: Ledger) -> None:
     read = await ledger.read([ChunkRef(key(), 12345, 0)], LAPTOP)
     assert (read.passages, read.superseded) == ({}, frozenset())
-    assert await ledger.still_live([]) == frozenset()
+    assert await ledger.still_live([], LAPTOP) == frozenset()
     assert (await ledger.read([], LAPTOP)).passages == {}
 
 
@@ -611,9 +611,9 @@ async def test_any_id_and_any_text_come_back_as_they_went_in(ledger: Ledger, art
     assert await text_of(ledger, refs, tenant_id="tenant 'ü'") == content
     other = artifact_id.swapcase() if artifact_id.swapcase() != artifact_id else artifact_id + "x"  # case counts
     await ledger.taint(tainted(other, at_s=10, tenant_id=None), skew_s=0)
-    assert await ledger.still_live(refs) == frozenset(refs)
+    assert await ledger.still_live(refs, LAPTOP) == frozenset(refs)
     await ledger.taint(tainted(artifact_id, at_s=10, tenant_id=None), skew_s=0)
-    assert await ledger.still_live(refs) == frozenset()
+    assert await ledger.still_live(refs, LAPTOP) == frozenset()
 
 
 async def test_more_candidates_than_a_statement_holds_are_all_judged(ledger: Ledger) -> None:
@@ -624,7 +624,7 @@ async def test_more_candidates_than_a_statement_holds_are_all_judged(ledger: Led
         await ledger.write_chunks({item.generation: cut(item.event.content)}, embedding_model="m")
     await ledger.flip(admissions, epoch=writer.epoch)
     refs = [ref for item in admissions for ref in refs_of(item.generation)]
-    assert await ledger.still_live(refs) == frozenset(refs)
+    assert await ledger.still_live(refs, LAPTOP) == frozenset(refs)
     assert len((await ledger.read(refs, LAPTOP)).passages) == 14
     await ledger.taint(tainted("a600", at_s=10), skew_s=0)
     assert len((await ledger.read(refs, LAPTOP)).passages) == 12

@@ -16,6 +16,7 @@ from sqlalchemy import text
 
 from dats_common.adapters.sql.engine import open_database
 from dats_common.adapters.sql.ledger import open_ledger
+from dats_common.domain.access import LAPTOP
 from dats_common.domain.model import ArtifactKey
 from dats_common.domain.taint import FlipVerdict, Verdict
 from dats_common.errors import Fenced, LedgerUnavailable
@@ -48,7 +49,7 @@ async def test_a_taint_that_races_a_flip_never_leaves_it_visible(ledger: Ledger,
             verdict, receipt = await asyncio.gather(flip(), taint())
         else:
             receipt, verdict = await asyncio.gather(taint(), flip())
-        assert await ledger.still_live(refs_of(admission.generation)) == frozenset()
+        assert await ledger.still_live(refs_of(admission.generation), LAPTOP) == frozenset()
         # Each order is possible, and the two transactions agree on which it was.
         assert (verdict, receipt.fallen) in ((FlipVerdict.LIVE, (artifact,)), (FlipVerdict.GARBAGE, ()))
         seen.add(verdict)
@@ -76,7 +77,7 @@ async def test_a_taint_without_tenant_that_races_a_new_tenant_never_shows_it(led
 
         generation, _ = await asyncio.gather(publish(artifact), taint())
         if generation is not None:
-            assert await other.still_live(refs_of(generation)) == frozenset()
+            assert await other.still_live(refs_of(generation), LAPTOP) == frozenset()
 
 
 async def test_the_guard_honours_a_taint_that_missed_a_row_in_the_making(ledger: Ledger, ledger_url: str) -> None:
@@ -88,7 +89,7 @@ async def test_the_guard_honours_a_taint_that_missed_a_row_in_the_making(ledger:
     bounds = {"id": "a", "through": await _bound(ledger)}
     async with open_database(ledger_url) as database, database.writing() as connection:
         await connection.execute(text("INSERT INTO rag_wildcards VALUES (:id, :through, :through, :through)"), bounds)
-    assert await ledger.still_live(covered + beyond) == frozenset(beyond)
+    assert await ledger.still_live(covered + beyond, LAPTOP) == frozenset(beyond)
     assert await text_of(ledger, covered, tenant_id="t") is None
     assert await text_of(ledger, beyond, tenant_id="u") == "one content"
 
@@ -184,7 +185,7 @@ async def test_two_writers_that_keep_taking_over_leave_one_live_generation_each(
     await asyncio.gather(write(ledger, "one"), write(other, "two"))
     assert len(set(allocated)) == len(allocated)
     assert (await ledger.counts()).live_artifacts == len(newest) == 3
-    live = await ledger.still_live([ref for group in refs.values() for ref in group])
+    live = await ledger.still_live([ref for group in refs.values() for ref in group], LAPTOP)
     assert live == frozenset(ref for group in refs.values() for ref in group)
     # The last to take over finds nothing of the others pending.
     final = await Writer.of(ledger, "last")
@@ -220,7 +221,7 @@ async def test_a_taint_does_not_wait_for_a_long_read(ledger: Ledger, ledger_url:
         await connection.execute(text("SELECT count(*) FROM rag_artifacts"))
         async with asyncio.timeout(5):
             await ledger.taint(tainted("a", at_s=10), skew_s=0)
-        assert await ledger.still_live(refs) == frozenset()
+        assert await ledger.still_live(refs, LAPTOP) == frozenset()
 
 
 async def test_a_rebuild_in_progress_holds_nothing(ledger: Ledger, other: Ledger) -> None:
@@ -244,11 +245,11 @@ async def test_sqlite_locked_by_another_process_is_unavailable_in_time_and_still
         with pytest.raises(LedgerUnavailable):
             await ledger.taint(tainted("a", at_s=10), skew_s=0)
         assert time.monotonic() - started < 5
-        assert await ledger.still_live(refs) == frozenset(refs)
+        assert await ledger.still_live(refs, LAPTOP) == frozenset(refs)
         holder.execute("ROLLBACK")
         holder.close()
         await ledger.taint(tainted("a", at_s=10), skew_s=0)
-        assert await ledger.still_live(refs) == frozenset()
+        assert await ledger.still_live(refs, LAPTOP) == frozenset()
 
 
 class Link:
@@ -320,14 +321,14 @@ async def test_a_server_that_hangs_is_unavailable_in_time_and_served_again_when_
     async with linked(postgres_url, timeout_s=1.0) as (ledger, link):
         refs = refs_of(await (await Writer.of(ledger)).publish(validated(at_s=1)))
         link.freeze()
-        for call in (ledger.still_live(refs), ledger.taint(tainted("a", at_s=10), skew_s=0), ledger.ping()):
+        for call in (ledger.still_live(refs, LAPTOP), ledger.taint(tainted("a", at_s=10), skew_s=0), ledger.ping()):
             started = time.monotonic()
             with pytest.raises(LedgerUnavailable):
                 await call
             assert time.monotonic() - started < 6
         link.thaw()
         link.cut()
-        assert await ledger.still_live(refs) == frozenset(refs)
+        assert await ledger.still_live(refs, LAPTOP) == frozenset(refs)
 
 
 @pytest.mark.postgres

@@ -273,8 +273,8 @@ async def test_without_the_ledger_nothing_is_served(rig: Rig, indexed: list[str]
 
 async def test_a_ledger_that_goes_away_before_the_last_look_fails_the_query(rig: Rig, indexed: list[str]) -> None:
     class Fading(type(rig.ledger)):  # type: ignore[misc]
-        async def still_live(self, refs: Any) -> Any:
-            return await LEDGER_AWAY.still_live(refs)
+        async def still_live(self, refs: Any, principal: Any) -> Any:
+            return await LEDGER_AWAY.still_live(refs, principal)
 
     async with rig.replica(ledger=Fading(rig.ledger._database)) as client:  # type: ignore[attr-defined]
         assert_problem(await post(client, "/query", {"query": "a report with totals"}), 503)

@@ -48,14 +48,17 @@ class Database:
         return self.engine.dialect.name == "sqlite"
 
     @asynccontextmanager
-    async def reading(self) -> AsyncIterator[AsyncConnection]:
-        """A read transaction. Raises: LedgerUnavailable."""
+    async def reading(self, tenant_id: str | None = None) -> AsyncIterator[AsyncConnection]:
+        """A read transaction on behalf of a tenant, or of nobody. Raises: LedgerUnavailable."""
         async with self._bounded(), self.engine.connect() as connection:
             yield connection
 
     @asynccontextmanager
-    async def writing(self) -> AsyncIterator[AsyncConnection]:
-        """A write transaction, committed at the end of the block. Raises: LedgerUnavailable."""
+    async def writing(self, tenant_id: str | None = None) -> AsyncIterator[AsyncConnection]:
+        """A write transaction on behalf of a tenant, or of nobody; committed at the end of the block.
+
+        Raises: LedgerUnavailable.
+        """
         async with self._bounded():
             if not self.is_sqlite:
                 async with self.engine.begin() as connection:

@@ -202,8 +202,8 @@ class SqlLedger:
     async def read(self, refs: Sequence[ChunkRef], principal: Principal) -> GuardedRead:
         return await read_passages(self._database, refs, principal)
 
-    async def still_live(self, refs: Sequence[ChunkRef]) -> frozenset[ChunkRef]:
-        return await live_refs(self._database, refs)
+    async def still_live(self, refs: Sequence[ChunkRef], principal: Principal) -> frozenset[ChunkRef]:
+        return await live_refs(self._database, refs, principal)
 
     async def outcome(self, key: ArtifactKey, *, at: int) -> ArtifactOutcome:
         return await outcome_of(self._database, key, at)

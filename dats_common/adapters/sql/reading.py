@@ -36,7 +36,7 @@ async def read_passages(database: Database, refs: Sequence[ChunkRef], principal:
     wanted = {(ref.generation, ref.chunk_index): ref for ref in refs}
     passages: dict[ChunkRef, Passage] = {}
     missing: set[ArtifactKey] = set()
-    async with database.reading() as connection:
+    async with database.reading(principal.tenant_id) as connection:
         for part in slices(list(wanted.values())):
             rows = await connection.execute(
                 select(
@@ -98,10 +98,10 @@ async def _replaced(
     return frozenset(found)
 
 
-async def live_refs(database: Database, refs: Sequence[ChunkRef]) -> frozenset[ChunkRef]:
+async def live_refs(database: Database, refs: Sequence[ChunkRef], principal: Principal) -> frozenset[ChunkRef]:
     """Q3: the last look before anything leaves."""
     live: set[tuple[ArtifactKey, int]] = set()
-    async with database.reading() as connection:
+    async with database.reading(principal.tenant_id) as connection:
         for part in slices(sorted({ref.generation for ref in refs})):
             rows = await connection.execute(
                 select(artifacts.c.tenant_id, artifacts.c.artifact_id, artifacts.c.live_generation).where(
@@ -114,7 +114,7 @@ async def live_refs(database: Database, refs: Sequence[ChunkRef]) -> frozenset[C
 
 async def outcome_of(database: Database, key: ArtifactKey, at: int) -> ArtifactOutcome:
     """What became of the event placed at `at`, for a sender who waits for it."""
-    async with database.reading() as connection:
+    async with database.reading(key.tenant_id) as connection:
         rows = await connection.execute(
             select(
                 artifacts.c.version,

@@ -13,6 +13,7 @@ from sqlalchemy import and_, case, delete, not_, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from dats_common.adapters.sql.engine import Database
+from dats_common.adapters.sql.identity import record, taint_entry
 from dats_common.adapters.sql.rows import (
     covers,
     enqueue,
@@ -40,11 +41,11 @@ from dats_common.ports import TaintReceipt
 
 
 async def commit_taint(database: Database, taint: Taint, *, skew_s: float) -> TaintReceipt:
-    """Raise the tombstones, clear what they cover, and queue `embedding.invalidated`, all or nothing."""
+    """Raise the tombstones, clear what they cover, queue `embedding.invalidated` and audit it, all or nothing."""
     removed: dict[str, int] = defaultdict(int)
     fallen: list[ArtifactKey] = []
     ids = sorted(set(taint.artifact_ids))
-    async with database.writing() as connection:
+    async with database.writing(taint.tenant_id) as connection:
         identity = _identity(taint)
         at = await _place(database, connection, taint, identity)
         now = await database.now(connection)
@@ -60,6 +61,7 @@ async def commit_taint(database: Database, taint: Taint, *, skew_s: float) -> Ta
             through=stone.through,
         )
         await enqueue(connection, [invalidated], now=now)
+        await record(connection, taint_entry(taint, at=now, chunks_removed=sum(removed.values())))
     return TaintReceipt(through=stone.through, chunks_removed=dict(removed), fallen=tuple(fallen))
 
 
