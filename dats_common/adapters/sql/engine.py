@@ -9,10 +9,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, event, text
+from sqlalchemy import URL, Connection, event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -35,11 +36,13 @@ class Database:
 
     Attributes:
         clock: the ledger's clock on SQLite; Postgres asks the server.
+        new_id: names an event that nobody else has named.
     """
 
     engine: AsyncEngine
     timeout_s: float
     clock: Callable[[], int] = unix_microseconds
+    new_id: Callable[[], str] = lambda: str(uuid4())
     _sqlite_writes: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -135,12 +138,7 @@ def _engine(url: str, *, pool_size: int, timeout_s: float) -> AsyncEngine:
         if not parsed.database or parsed.database == ":memory:":
             raise ConfigurationError("the ledger needs a file: sqlite:///PATH (a memory database would lose it)")
         _require_writable(Path(parsed.database))
-        engine = create_async_engine(
-            parsed.set(drivername="sqlite+aiosqlite"), pool_size=pool_size, connect_args={"timeout": timeout_s}
-        )
-        event.listen(engine.sync_engine, "connect", _sqlite_pragmas)
-        event.listen(engine.sync_engine, "begin", _sqlite_begin)
-        return engine
+        return build_sqlite_engine(parsed.database, pool_size=pool_size, timeout_s=timeout_s)
     if parsed.get_backend_name() == "postgresql":
         return create_async_engine(
             parsed.set(drivername="postgresql+asyncpg"),
@@ -154,6 +152,26 @@ def _engine(url: str, *, pool_size: int, timeout_s: float) -> AsyncEngine:
             },
         )
     raise ConfigurationError(f"DATS_SQL_URL names {parsed.get_backend_name()!r}; SQLite and PostgreSQL are supported")
+
+
+def build_sqlite_engine(
+    path: str, *, pool_size: int, timeout_s: float, connect: Callable[..., Any] | None = None
+) -> AsyncEngine:
+    """The engine on a database file.
+
+    Args:
+        connect: opens a connection as `aiosqlite.connect` does, which is what None means; a simulation brings one that
+            needs no thread.
+    """
+    engine = create_async_engine(
+        URL.create("sqlite+aiosqlite", database=path),
+        pool_size=pool_size,
+        connect_args={"timeout": timeout_s},
+        **({} if connect is None else {"async_creator": connect}),
+    )
+    event.listen(engine.sync_engine, "connect", _sqlite_pragmas)
+    event.listen(engine.sync_engine, "begin", _sqlite_begin)
+    return engine
 
 
 def _server_side_bounds(timeout_s: float) -> dict[str, str]:

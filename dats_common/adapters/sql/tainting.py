@@ -7,7 +7,6 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from uuid import uuid4
 
 from sqlalchemy import and_, case, delete, not_, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -53,7 +52,7 @@ async def commit_taint(database: Database, taint: Taint, *, skew_s: float) -> Ta
         for keys in slices(await _keys_to_cover(connection, taint.tenant_id, ids, stone)):
             fallen += await _cover(connection, keys, stone, removed, now=now)
         invalidated = build_invalidated(
-            event_id=f"invalidated:{identity or uuid4()}",
+            event_id=f"invalidated:{identity or database.new_id()}",
             at=now,
             artifact_ids=taint.artifact_ids,
             cascade_id=taint.cascade_id,
