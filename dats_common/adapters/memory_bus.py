@@ -9,7 +9,7 @@ import asyncio
 import json
 import random
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +34,7 @@ class _Message:
 
     body: bytes
     event_type: str
-    message_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    message_id: str
     attempt: int = 1
     timestamp: int | None = None
     headers: dict[str, Any] = field(default_factory=dict)
@@ -129,10 +129,20 @@ class MemorySubscription:
 
     async def close(self) -> None:
         """Stop; what was never settled goes back to the queue."""
-        await self.stop()
+        self._stopped = True
+        self.disconnect()
+
+    def disconnect(self) -> None:
+        """The connection is lost: what is in hand comes again, to whoever is served then."""
+        self._bus.leave(self._queue, self)
         for message in self._in_hand():
             message.put_back()
         self._bus.changed()
+
+    def reconnect(self) -> None:
+        """Consume again, behind those who consume already."""
+        if not self._stopped:
+            self._bus.join(self._queue, self)
 
     def _in_hand(self) -> list[_Message]:
         return [message for message in self._bus.queue(self._queue) if message.holder is self]
@@ -182,8 +192,10 @@ class MemorySubscription:
 class MemoryBus:
     """`ports.Bus` for tests and simulation. Share one object among all who are to meet."""
 
-    def __init__(self) -> None:
-        self._queues: dict[str, list[_Message]] = {name: [] for name in QUEUE_NAMES}
+    def __init__(self, *, new_id: Callable[[], str] = lambda: uuid.uuid4().hex) -> None:
+        """Args: new_id: names messages and watches."""
+        self._new_id = new_id
+        self._queues: dict[str, list[_Message]] = {name: [] for name in sorted(QUEUE_NAMES)}
         self._consumers: dict[str, list[MemorySubscription]] = {}
         self._watches: dict[str, tuple[str, ...]] = {}
         self._duplicates = 0
@@ -209,7 +221,7 @@ class MemoryBus:
     @asynccontextmanager
     async def watch(self, *routing_keys: str) -> AsyncIterator[AsyncIterator[Delivery]]:
         """See `ports.Bus`."""
-        name = f"watch.{uuid.uuid4().hex}"
+        name = f"watch.{self._new_id()}"
         self._queues[name], self._watches[name] = [], routing_keys
         try:
             async with self._subscription(name, prefetch=PUBLISHED_MAX_MESSAGES) as subscription:
@@ -241,7 +253,13 @@ class MemoryBus:
         targets += [name for name, patterns in self._watches.items() if any(matches(p, routing_key) for p in patterns)]
         if not targets:
             raise BrokerUnavailable(f"publishing {routing_key}: no queue is bound")
-        message = _Message(body=body, event_type=routing_key, timestamp=timestamp, headers=dict(headers or {}))
+        message = _Message(
+            body=body,
+            event_type=routing_key,
+            message_id=self._new_id(),
+            timestamp=timestamp,
+            headers=dict(headers or {}),
+        )
         for name in targets:
             self.queue(name).append(message.copy())
         del self.queue(PUBLISHED.name)[:-PUBLISHED_MAX_MESSAGES]
@@ -275,7 +293,15 @@ class MemoryBus:
 
     def serves(self, queue: str, subscription: MemorySubscription) -> bool:
         """Whether this consumer gets messages now, or stands by."""
-        return not is_single_active(queue) or self._consumers[queue][:1] == [subscription]
+        consumers = self._consumers[queue]
+        return subscription in (consumers[:1] if is_single_active(queue) else consumers)
+
+    def join(self, queue: str, subscription: MemorySubscription) -> None:
+        """The consumer is served, or stands by behind the others."""
+        consumers = self._consumers.setdefault(queue, [])
+        if subscription not in consumers:
+            consumers.append(subscription)
+        self.changed()
 
     def leave(self, queue: str, subscription: MemorySubscription) -> None:
         """The consumer takes no more; a standby takes its place."""
@@ -306,7 +332,7 @@ class MemoryBus:
     async def _subscription(self, queue: str, *, prefetch: int) -> AsyncIterator[MemorySubscription]:
         self.queue(queue)
         subscription = MemorySubscription(self, queue, prefetch=prefetch)
-        self._consumers.setdefault(queue, []).append(subscription)
+        self.join(queue, subscription)
         try:
             yield subscription
         finally:
