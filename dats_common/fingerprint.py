@@ -19,7 +19,8 @@ PROBE_TEXTS = (
 LEAST_COSINE = 0.998
 """Two backends of one model agree above this.
 
-Source: all-MiniLM-L6-v2, int8 against fp32, over 200 docstrings of the standard library (tests/ports/test_encoder.py).
+Source: all-MiniLM-L6-v2, these texts: int8 weights against fp32 .9995, and the least of 200 docstrings of the standard
+library .997 (tests/ports/test_encoder.py); a fine-tuned copy is far below.
 """
 
 

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import time
 from contextlib import asynccontextmanager
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from dats_common.adapters.encoder_st import open_sentence_transformers_encoder
 from dats_common.adapters.memory_encoder import MemoryEncoder
 from dats_common.domain.chunking import chunk
 from dats_common.errors import ConfigurationError, EncoderUnavailable
-from dats_common.fingerprint import LEAST_COSINE, agree, fingerprint
+from dats_common.fingerprint import agree, fingerprint
 
 TEXTS = [
     "The invoice was approved on Tuesday.",
@@ -35,6 +36,7 @@ async def open_memory_encoder():
 OPENERS = {
     "memory": open_memory_encoder,
     "openvino": open_openvino_encoder,
+    "openvino-int8": partial(open_openvino_encoder, precision="int8"),
     "sentence-transformers": open_sentence_transformers_encoder,
 }
 
@@ -182,18 +184,28 @@ async def test_openvino_gives_the_very_same_bits_alone_and_in_company():
     assert np.array_equal(together, np.stack(alone))
 
 
-async def test_both_backends_of_the_default_model_agree():
+@pytest.mark.parametrize(
+    ("precision", "least_cosine", "shared_of_ten"), [("fp32", 0.9999, 0.98), ("int8", 0.995, 0.95)]
+)
+async def test_both_backends_of_the_default_model_agree(precision, least_cosine, shared_of_ten):
     texts = docstrings(200)
-    async with open_openvino_encoder() as quick, open_sentence_transformers_encoder() as exact:
+    async with (
+        open_openvino_encoder(precision=precision) as quick,
+        open_sentence_transformers_encoder() as exact,
+    ):
         assert agree(await fingerprint(quick), await fingerprint(exact)) == []
         ours = await quick.encode(texts, kind="document")
         theirs = await exact.encode(texts, kind="document")
-    cosines = (ours * theirs).sum(axis=1)
-    assert cosines.min() >= LEAST_COSINE
+    assert (ours * theirs).sum(axis=1).min() >= least_cosine
     rankings = [np.argsort(-(vectors[:50] @ vectors[50:].T), axis=1)[:, :10] for vectors in (ours, theirs)]
     shared = [len(set(one) & set(other)) / 10 for one, other in zip(*rankings, strict=True)]
-    assert np.mean(shared) > 0.95
+    assert np.mean(shared) > shared_of_ten
     assert np.mean(rankings[0][:, 0] == rankings[1][:, 0]) > 0.9
+
+
+async def test_full_precision_is_chosen_where_its_weights_are_installed():
+    async with open_openvino_encoder() as encoder:
+        assert encoder.backend == "openvino:cpu:fp32"
 
 
 async def test_another_model_does_not_agree():

