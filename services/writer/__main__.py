@@ -6,11 +6,16 @@ import asyncio
 import os
 import signal
 import sys
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
 
 from dats_common.errors import ConfigurationError, DatsError
 from dats_common.settings import Settings, load_settings
 from dats_common.telemetry.logs import configure_logs, log
 from services.lifeline import follow_parent
+
+if TYPE_CHECKING:
+    from services.writer.wiring import WriterPorts
 
 EXIT_CONFIGURATION = 78  # EX_CONFIG of sysexits.h
 EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE
@@ -18,9 +23,11 @@ EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE
 
 def run(settings: Settings) -> int:
     """Consume until SIGTERM or SIGINT, then drain. Returns the exit status."""
+    from services.writer.wiring import open_writer_ports
+
     configure_logs(service="writer")
     try:
-        asyncio.run(_consume(settings))
+        asyncio.run(consume(settings, open_writer_ports(settings)))
     except ConfigurationError as error:
         log("writer").error("start_refused", detail=str(error))
         return EXIT_CONFIGURATION
@@ -30,14 +37,15 @@ def run(settings: Settings) -> int:
     return 0
 
 
-async def _consume(settings: Settings) -> None:
+async def consume(settings: Settings, ports: AbstractAsyncContextManager[WriterPorts]) -> None:
+    """Work over `ports` until SIGTERM or SIGINT. Raises: ConfigurationError, DatsError: as opening them does."""
     from services.writer.progress import watchdog
-    from services.writer.wiring import open_writer, open_writer_ports
+    from services.writer.wiring import open_writer
 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with open_writer_ports(settings) as ports, open_writer(settings, ports) as writer:
+    async with ports as opened, open_writer(settings, opened) as writer:
         log("writer").info(
             "consuming", writer_id=writer.writer_id, model=writer.encoder.model, backend=writer.encoder.backend
         )
