@@ -297,6 +297,8 @@ class Producer:
     exchange: aio_pika.abc.AbstractExchange
     answers: aio_pika.abc.AbstractQueue
     heard: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    heard_at: list[float] = field(default_factory=list)
+    """When each was heard, by the monotonic clock."""
 
     async def publish(self, routing_key: str, message: Mapping[str, Any]) -> None:
         body = json.dumps(message).encode()
@@ -348,6 +350,7 @@ async def producer(url: str) -> AsyncIterator[Producer]:
         found = Producer(exchange, answers)
 
         async def hear(message: aio_pika.abc.AbstractIncomingMessage) -> None:
+            found.heard_at.append(time.monotonic())
             found.heard.append((message.routing_key or "", json.loads(message.body)))
             await message.ack()
 
