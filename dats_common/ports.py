@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from dats_common.contracts.routing import Death
 from dats_common.domain.access import Caller, Principal
 from dats_common.domain.model import (
     ArtifactKey,
@@ -552,4 +553,5 @@ class DeadLetters(Protocol):
 
 
 MOST_DEAD_LETTERS = 10_000
-"""How many one call looks through: each is in hand until the call ends, so that the others keep their order."""
+"""How many one call looks through. On RabbitMQ all of them are in hand until it ends, or they would lose their order;
+of more than these, the ones behind move to the front."""

@@ -9,7 +9,7 @@ import asyncio
 import json
 import random
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,13 +19,15 @@ from dats_common.contracts.routing import (
     PUBLISHED_MAX_MESSAGES,
     QUEUE_NAMES,
     dead_letter_headers,
+    death_of,
     destinations,
     is_single_active,
     matches,
+    replayed_headers,
 )
 from dats_common.contracts.topology import COMMANDS_EXCHANGE, DEAD_LETTERS_QUEUE, EMBED_COMMAND, EVENTS_EXCHANGE
 from dats_common.errors import BrokerUnavailable, ConfigurationError
-from dats_common.ports import Delivery, Subscription
+from dats_common.ports import MOST_DEAD_LETTERS, DeadLetter, Delivery, Subscription
 
 
 @dataclass(slots=True, eq=False)
@@ -119,6 +121,7 @@ class MemorySubscription:
                 source_queue=self._queue,
                 attempts=delivery.attempt,
                 event_type=delivery.event_type,
+                at=round(asyncio.get_running_loop().time() * 1e6),
             )
             dead.attempt = 1
 
@@ -237,6 +240,37 @@ class MemoryBus:
     async def ping(self) -> None:
         """Always there."""
 
+    async def dead_letters(
+        self, *, limit: int, only: Collection[str] | None = None, with_bodies: bool = False
+    ) -> list[DeadLetter]:
+        """See `ports.DeadLetters`."""
+        return [_dead_letter(message, with_body=with_bodies) for message in self._dead(only)[:limit]]
+
+    async def replay_dead_letters(self, *, only: Collection[str] | None = None) -> list[str]:
+        """See `ports.DeadLetters`."""
+        replayed = []
+        for message in self._dead(only):
+            death = death_of(message.headers, event_type=message.event_type)
+            if death.is_replayable:
+                again = message.copy()
+                again.headers, again.redelivered = replayed_headers(message.headers), False
+                self.queue(death.source_queue).append(again)
+                self.queue(DEAD_LETTERS_QUEUE).remove(message)
+                replayed.append(message.message_id)
+        self.changed()
+        return replayed
+
+    async def drop_dead_letters(self, *, only: Collection[str] | None = None) -> list[str]:
+        """See `ports.DeadLetters`."""
+        dropped = self._dead(only)
+        for message in dropped:
+            self.queue(DEAD_LETTERS_QUEUE).remove(message)
+        return [message.message_id for message in dropped]
+
+    def _dead(self, only: Collection[str] | None) -> list[_Message]:
+        waiting = [message for message in self.queue(DEAD_LETTERS_QUEUE) if message.holder is None][:MOST_DEAD_LETTERS]
+        return [message for message in waiting if only is None or message.message_id in only]
+
     # -- what a foreign publisher and a misbehaving broker do
 
     def inject(
@@ -337,6 +371,15 @@ class MemoryBus:
             yield subscription
         finally:
             await subscription.close()
+
+
+def _dead_letter(message: _Message, *, with_body: bool) -> DeadLetter:
+    return DeadLetter(
+        letter_id=message.message_id,
+        death=death_of(message.headers, event_type=message.event_type),
+        size_bytes=len(message.body),
+        body=message.body if with_body else None,
+    )
 
 
 async def _acknowledged(subscription: MemorySubscription) -> AsyncIterator[Delivery]:

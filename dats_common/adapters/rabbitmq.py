@@ -7,11 +7,14 @@ Each subscription owns a channel and a task that opens it again whenever it is l
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import aio_pika
@@ -32,6 +35,8 @@ from dats_common.contracts.routing import (
     PUBLISHED_MAX_MESSAGES,
     RETRY_RUNGS_S,
     dead_letter_headers,
+    death_of,
+    replayed_headers,
     retry_queue,
     rung_for,
 )
@@ -44,7 +49,7 @@ from dats_common.contracts.topology import (
     Queue,
 )
 from dats_common.errors import BrokerUnavailable, ConfigurationError
-from dats_common.ports import Delivery, Subscription
+from dats_common.ports import MOST_DEAD_LETTERS, DeadLetter, Delivery, Subscription
 
 log = structlog.get_logger(component="rabbitmq")
 
@@ -58,6 +63,9 @@ Source: https://www.rabbitmq.com/docs/quorum-queues#poison-message-handling (Rab
 
 WATCH_MAX_MESSAGES = 10_000
 WATCH_PREFETCH = 256
+
+DEAD_LETTERS_BYTES = 32 * 1024 * 1024
+"""How much of those that are to be settled is in our memory at a time."""
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
@@ -319,6 +327,20 @@ def _delivery(message: AbstractIncomingMessage) -> Delivery:
     )
 
 
+def _dead_letter(message: AbstractIncomingMessage, *, with_body: bool = False) -> DeadLetter:
+    return DeadLetter(
+        letter_id=_letter_id(message),
+        death=death_of(message.headers, event_type=message.type or message.routing_key or ""),
+        size_bytes=len(message.body),
+        body=message.body if with_body else None,
+    )
+
+
+def _letter_id(message: AbstractIncomingMessage) -> str:
+    # What the broker moved by itself may be a foreign producer's message without any id.
+    return message.message_id or f"sha256:{hashlib.sha256(message.body).hexdigest()[:32]}"
+
+
 def _is_live(message: AbstractIncomingMessage) -> bool:
     return not message.channel.is_closed
 
@@ -460,6 +482,7 @@ class RabbitSubscription:
             source_queue=self._name,
             attempts=delivery.attempt,
             event_type=delivery.event_type,
+            at=time.time_ns() // 1000,
         )
         await self._move(delivery, queue=DEAD_LETTERS_QUEUE, headers=headers)
 
@@ -560,6 +583,92 @@ class RabbitBus:
         """See `ports.Bus`."""
         await self.depth(DEAD_LETTERS_QUEUE)
 
+    async def dead_letters(
+        self, *, limit: int, only: Collection[str] | None = None, with_bodies: bool = False
+    ) -> list[DeadLetter]:
+        """See `ports.DeadLetters`."""
+        found: list[DeadLetter] = []
+
+        def note(message: AbstractIncomingMessage) -> None:
+            letter = _dead_letter(message, with_body=with_bodies)
+            if len(found) < limit and (only is None or letter.letter_id in only):
+                found.append(letter)
+
+        async with self._dead_letters_in_hand(note):
+            return found
+
+    async def replay_dead_letters(self, *, only: Collection[str] | None = None) -> list[str]:
+        """See `ports.DeadLetters`."""
+        return await self._settle_dead_letters(only, self._replay)
+
+    async def drop_dead_letters(self, *, only: Collection[str] | None = None) -> list[str]:
+        """See `ports.DeadLetters`."""
+        return await self._settle_dead_letters(only, _always)
+
+    async def _settle_dead_letters(
+        self, only: Collection[str] | None, settle: Callable[[AbstractIncomingMessage], Awaitable[bool]]
+    ) -> list[str]:
+        """Settle those for which `settle` says so, as many at a time as may be in our memory."""
+        settled: list[str] = []
+        pick = _Pick(only)
+        while pick.again():
+            async with self._dead_letters_in_hand(pick.note):
+                for message in pick.held:
+                    if await settle(message):
+                        with _translated("taking a dead letter"):
+                            await message.ack()
+                        settled.append(_letter_id(message))
+        return settled
+
+    async def _replay(self, message: AbstractIncomingMessage) -> bool:
+        letter = _dead_letter(message)
+        if not letter.death.is_replayable:
+            return False
+        delivery = replace(_delivery(message), event_type=letter.death.event_type)
+        again = _copied_message(delivery, replayed_headers(message.headers))
+        await self._publisher.publish(DEFAULT_EXCHANGE, letter.death.source_queue, again)
+        return True
+
+    @asynccontextmanager
+    async def _dead_letters_in_hand(self, note: Callable[[AbstractIncomingMessage], None]) -> AsyncIterator[None]:
+        """Show them to `note`, oldest first; whatever was not acknowledged in the block goes back, in order.
+
+        One consumer holds all of them until its channel closes. Other ways disturb a quorum queue's order: what goes
+        back comes before what was never out, but behind what came back earlier; single gets go back in the order of
+        their delivery tags as text, and rejected ones by hash.
+        """
+        seen, complete = 0, asyncio.Event()
+        with _translated("looking at the dead letters"):
+            async with asyncio.timeout(self._call_timeout_s):
+                channel = await self._consumers.channel(confirms=False)
+        try:
+            with _translated("looking at the dead letters"):
+                async with asyncio.timeout(self._call_timeout_s):
+                    queue = await _declare_dead_letters(channel)
+                    waiting = min(queue.declaration_result.message_count or 0, MOST_DEAD_LETTERS)
+
+                    async def receive(message: AbstractIncomingMessage) -> None:
+                        nonlocal seen
+                        seen += 1
+                        if seen <= waiting:
+                            note(message)
+                        if seen == waiting:
+                            complete.set()
+
+                    if waiting:
+                        await channel.set_qos(prefetch_count=waiting)
+                        await queue.consume(receive)
+            with suppress(TimeoutError):  # somebody else may have taken one since they were counted
+                async with asyncio.timeout(self._call_timeout_s if waiting else 0):
+                    await complete.wait()
+            yield
+            # The broker answers in order: once it has closed the channel, it has taken the acknowledgements.
+            with _translated("taking dead letters"):
+                async with asyncio.timeout(self._call_timeout_s):
+                    await channel.close()
+        finally:
+            await _close_quietly(channel, timeout_s=self._call_timeout_s)
+
     @asynccontextmanager
     async def _subscription(
         self, name: str, *, declare: Callable[[AbstractChannel], Awaitable[AbstractQueue]], prefetch: int
@@ -582,6 +691,43 @@ class RabbitBus:
             consuming.cancel()
             await asyncio.gather(consuming, return_exceptions=True)
             await subscription.close()
+
+
+async def _always(_: AbstractIncomingMessage) -> bool:
+    return True
+
+
+class _Pick:
+    """Which dead letters to settle, pass by pass. What dies again meanwhile was not there in the first one."""
+
+    def __init__(self, only: Collection[str] | None) -> None:
+        self._only = only
+        self._there: set[str] = set()
+        self._passes = 0
+        self._bytes = 0
+        self._left_some = True
+        self.held: list[AbstractIncomingMessage] = []
+
+    def again(self) -> bool:
+        """Begin a pass, if the one before had to leave some."""
+        if not self._left_some:
+            return False
+        self._there -= {_letter_id(message) for message in self.held}
+        self._passes, self.held, self._bytes, self._left_some = self._passes + 1, [], 0, False
+        return True
+
+    def note(self, message: AbstractIncomingMessage) -> None:
+        """Hold it, unless it is not wanted or too much for now."""
+        letter_id = _letter_id(message)
+        if self._passes == 1 and (self._only is None or letter_id in self._only):
+            self._there.add(letter_id)
+        if letter_id not in self._there:
+            return
+        if self.held and self._bytes + len(message.body) > DEAD_LETTERS_BYTES:
+            self._left_some = True
+            return
+        self.held.append(message)
+        self._bytes += len(message.body)
 
 
 async def _acknowledged(subscription: RabbitSubscription) -> AsyncIterator[Delivery]:

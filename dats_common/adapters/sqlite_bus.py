@@ -10,11 +10,12 @@ publishes that come together share one transaction, hence one fsync.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import sqlite3
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -26,13 +27,15 @@ from dats_common.contracts.routing import (
     PUBLISHED_MAX_MESSAGES,
     QUEUE_NAMES,
     dead_letter_headers,
+    death_of,
     destinations,
     is_single_active,
     matches,
+    replayed_headers,
 )
 from dats_common.contracts.topology import COMMANDS_EXCHANGE, DEAD_LETTERS_QUEUE, EMBED_COMMAND, EVENTS_EXCHANGE
 from dats_common.errors import BrokerUnavailable, ConfigurationError
-from dats_common.ports import Delivery, Subscription
+from dats_common.ports import MOST_DEAD_LETTERS, DeadLetter, Delivery, Subscription
 
 T = TypeVar("T")
 
@@ -227,6 +230,45 @@ class _File:
         row = self._db.execute(f"SELECT count(*) FROM message WHERE {WAITING}", {**_now(), "queue": queue}).fetchone()
         return int(row[0])
 
+    def dead(self, only: Collection[str] | None, *, limit: int, with_bodies: bool) -> list[DeadLetter]:
+        body = "body" if with_bodies else "NULL AS body"
+        rows = self._db.execute(
+            f"SELECT message_id, event_type, headers, length(body) AS size, {body} FROM message WHERE {WAITING} "
+            "ORDER BY id LIMIT :most",
+            {**_now(), "queue": DEAD_LETTERS_QUEUE, "most": MOST_DEAD_LETTERS},
+        )
+        found = (_dead_letter(row) for row in rows if only is None or row["message_id"] in only)
+        return list(itertools.islice(found, limit))
+
+    def revive(self, only: Collection[str] | None) -> list[str]:
+        revived = []
+        for letter in self.dead(only, limit=MOST_DEAD_LETTERS, with_bodies=False):
+            if letter.death.is_replayable:
+                row = self._db.execute(
+                    "SELECT headers FROM message WHERE message_id = ? AND queue = ?",
+                    (letter.letter_id, DEAD_LETTERS_QUEUE),
+                ).fetchone()
+                self._db.execute(
+                    "UPDATE message SET queue = ?, attempt = 1, headers = ?, visible_at = 0, redelivered = 0 "
+                    "WHERE message_id = ? AND queue = ?",
+                    (
+                        letter.death.source_queue,
+                        json.dumps(replayed_headers(json.loads(row["headers"]))),
+                        letter.letter_id,
+                        DEAD_LETTERS_QUEUE,
+                    ),
+                )
+                revived.append(letter.letter_id)
+        return revived
+
+    def bury(self, only: Collection[str] | None) -> list[str]:
+        doomed = [letter.letter_id for letter in self.dead(only, limit=MOST_DEAD_LETTERS, with_bodies=False)]
+        self._db.executemany(
+            "DELETE FROM message WHERE message_id = ? AND queue = ? AND claimed_by IS NULL",
+            [(letter_id, DEAD_LETTERS_QUEUE) for letter_id in doomed],
+        )
+        return doomed
+
     def _is_served(self, consumer: str, queue: str) -> bool:
         """Whether the lease stands and, in a single-active queue, is the oldest of those that do."""
         rows = self._db.execute(
@@ -273,6 +315,15 @@ def _delivery(row: sqlite3.Row, consumer: str) -> Delivery:
         redelivered=bool(row["redelivered"]),
         headers=json.loads(row["headers"]),
         handle=_Claim(row["id"], consumer),
+    )
+
+
+def _dead_letter(row: sqlite3.Row) -> DeadLetter:
+    return DeadLetter(
+        letter_id=row["message_id"],
+        death=death_of(json.loads(row["headers"]), event_type=row["event_type"]),
+        size_bytes=row["size"],
+        body=row["body"],
     )
 
 
@@ -443,6 +494,7 @@ class SqliteSubscription:
             source_queue=self._queue,
             attempts=delivery.attempt,
             event_type=delivery.event_type,
+            at=time.time_ns() // 1000,
         )
         await self._settle(delivery, lambda file: file.move(claim, DEAD_LETTERS_QUEUE, attempt=1, headers=headers))
 
@@ -579,6 +631,25 @@ class SqliteBus:
     async def ping(self) -> None:
         """See `ports.Bus`."""
         await self.depth(DEAD_LETTERS_QUEUE)
+
+    async def dead_letters(
+        self, *, limit: int, only: Collection[str] | None = None, with_bodies: bool = False
+    ) -> list[DeadLetter]:
+        """See `ports.DeadLetters`."""
+        return await self._worker.read(lambda file: file.dead(only, limit=limit, with_bodies=with_bodies))
+
+    async def replay_dead_letters(self, *, only: Collection[str] | None = None) -> list[str]:
+        """See `ports.DeadLetters`. All of them in one transaction: a crash leaves each in one place."""
+        replayed: list[str] = []
+        await self._worker.write(lambda file: replayed.extend(file.revive(only)))
+        self.changed()
+        return replayed
+
+    async def drop_dead_letters(self, *, only: Collection[str] | None = None) -> list[str]:
+        """See `ports.DeadLetters`."""
+        dropped: list[str] = []
+        await self._worker.write(lambda file: dropped.extend(file.bury(only)))
+        return dropped
 
     # -- for the subscriptions and the two tasks
 

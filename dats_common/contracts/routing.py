@@ -6,6 +6,8 @@ Pure: RabbitMQ is told these facts once (declarations), the laptop's queue and t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from dats_common.contracts.topology import (
@@ -20,6 +22,7 @@ from dats_common.domain.settlement import RETRY_LADDER_S
 ATTEMPT_HEADER = "x-attempt"
 ATTEMPTS_HEADER = "x-attempts"
 EVENT_TYPE_HEADER = "x-event-type"
+FIRST_DIED_HEADER = "x-first-died"
 REASON_HEADER = "x-reason"
 SOURCE_QUEUE_HEADER = "x-source-queue"
 
@@ -78,13 +81,65 @@ def is_single_active(queue: str) -> bool:
 
 
 def dead_letter_headers(
-    headers: Mapping[str, Any], *, reason: str, source_queue: str, attempts: int, event_type: str
+    headers: Mapping[str, Any], *, reason: str, source_queue: str, attempts: int, event_type: str, at: int
 ) -> dict[str, Any]:
-    """The message's headers plus why and where it ended. Its attempts start anew when somebody replays it."""
+    """The message's headers plus why and where it ended. Its attempts start anew when somebody replays it.
+
+    Args:
+        at: microseconds since 1970 UTC. A letter that was replayed and dies again keeps the time of its first death.
+    """
     kept = {name: value for name, value in headers.items() if name != ATTEMPT_HEADER}
-    return kept | {
-        REASON_HEADER: reason[:REASON_MAX_CHARS],
-        SOURCE_QUEUE_HEADER: source_queue,
-        ATTEMPTS_HEADER: attempts,
-        EVENT_TYPE_HEADER: event_type,
-    }
+    return (
+        {FIRST_DIED_HEADER: at}
+        | kept
+        | {
+            REASON_HEADER: reason[:REASON_MAX_CHARS],
+            SOURCE_QUEUE_HEADER: source_queue,
+            ATTEMPTS_HEADER: attempts,
+            EVENT_TYPE_HEADER: event_type,
+        }
+    )
+
+
+def replayed_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """The headers of a dead letter that gets another try, as if it had never failed, save when it did first."""
+    gone = {ATTEMPT_HEADER, REASON_HEADER, SOURCE_QUEUE_HEADER, ATTEMPTS_HEADER, EVENT_TYPE_HEADER}
+    return {name: value for name, value in headers.items() if name not in gone}
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """Why, where from, how often and when a dead letter failed, as far as its headers tell.
+
+    Attributes:
+        first_died_at: microseconds since 1970 UTC.
+    """
+
+    reason: str
+    source_queue: str
+    attempts: int
+    event_type: str
+    first_died_at: int | None
+
+    @property
+    def is_replayable(self) -> bool:
+        """Whether it came from a queue that is ours to put it back into."""
+        return self.source_queue in {queue.name for queue in QUEUES}
+
+
+def death_of(headers: Mapping[str, Any], *, event_type: str) -> Death:
+    """What our headers say; else what the broker noted when it moved the message by itself (`x-death`)."""
+    deaths = headers.get("x-death")
+    oldest = deaths[-1] if isinstance(deaths, list) and deaths and isinstance(deaths[-1], dict) else {}
+    noted = oldest.get("time")
+    by_broker = int(noted.timestamp() * 1e6) if isinstance(noted, datetime) else None
+    routed = oldest.get("routing-keys") or [event_type]
+    died_at = headers.get(FIRST_DIED_HEADER, by_broker)
+    attempts = headers.get(ATTEMPTS_HEADER, 1)
+    return Death(
+        reason=str(headers.get(REASON_HEADER) or f"the broker moved it: {oldest.get('reason', 'no reason given')}"),
+        source_queue=str(headers.get(SOURCE_QUEUE_HEADER) or oldest.get("queue", "")),
+        attempts=attempts if isinstance(attempts, int) else 1,
+        event_type=str(headers.get(EVENT_TYPE_HEADER) or routed[0]),
+        first_died_at=died_at if isinstance(died_at, int) else None,
+    )
