@@ -3,6 +3,7 @@
 DatsError
 ├── Refused                 never worth repeating unchanged: a dead letter, a 4xx
 │   ├── InvalidInput        breaks the contract (bad JSON, wrong type, too long)
+│   ├── Unauthenticated     no credentials, or none that are good: a 401
 │   ├── Forbidden           the caller's identity does not allow it
 │   └── NotFound
 ├── Unavailable             worth repeating later: a retry, a 503 with Retry-After
@@ -10,7 +11,9 @@ DatsError
 │   ├── IndexUnavailable
 │   ├── EncoderUnavailable
 │   ├── BrokerUnavailable
-│   └── QueueFull           a 429
+│   ├── QueueFull           a 429
+│   ├── TooManyRequests     a 429: the caller's own limit
+│   └── Overloaded          a 503: this replica has its hands full
 ├── Fenced                  another writer has taken over: give the messages back, activate again
 ├── DeadlineExceeded        the caller's time is up: a 504
 └── ConfigurationError      stops the start, and says what to do
@@ -29,6 +32,10 @@ class Refused(DatsError):
 
 class InvalidInput(Refused):
     """The input breaks the contract; the message is safe to show to its sender."""
+
+
+class Unauthenticated(Refused):
+    """No credentials, or none that are good. The message never says which secret, token or claim was close."""
 
 
 class Forbidden(Refused):
@@ -63,6 +70,24 @@ class BrokerUnavailable(Unavailable):
 
 class QueueFull(Unavailable):
     """The embedding queue holds `embedding.queue_max_size` messages already."""
+
+
+class TooManyRequests(Unavailable):
+    """The caller has used up its requests for now.
+
+    Attributes:
+        retry_after_s: when the next one is taken.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Overloaded(Unavailable):
+    """As many requests as this replica takes are in hand already."""
+
+    retry_after_s: float = 1.0
 
 
 class Fenced(DatsError):

@@ -11,7 +11,7 @@ from typing import Any
 
 from dats_common.errors import BrokerUnavailable, ConfigurationError
 from dats_common.fingerprint import fingerprint
-from dats_common.ports import Bus, Delivery, Encoder, Index, Ledger, Subscription
+from dats_common.ports import Bus, Delivery, Encoder, Index, KeyStore, Ledger, Subscription, TokenVerifier
 from dats_common.settings import Settings
 from dats_common.telemetry.logs import log
 
@@ -40,6 +40,32 @@ async def open_ledger(settings: Settings) -> AsyncIterator[Ledger]:
 
     async with open_sql_ledger(ledger_url(settings), timeout_s=settings.sql.timeout_s) as ledger:
         yield ledger
+
+
+@asynccontextmanager
+async def open_key_store(settings: Settings) -> AsyncIterator[KeyStore]:
+    """API keys and the audit, in the ledger's database. Raises: ConfigurationError, LedgerUnavailable."""
+    from dats_common.adapters.sql.identity import open_key_store as open_sql_key_store
+
+    async with open_sql_key_store(ledger_url(settings), timeout_s=settings.sql.timeout_s) as keys:
+        yield keys
+
+
+def build_token_verifier(settings: Settings) -> TokenVerifier | None:
+    """What reads tokens, or None where no provider is set. Raises: ConfigurationError: its keys cannot be used."""
+    tokens = settings.auth.jwt
+    if not tokens.is_set:
+        return None
+    from dats_common.adapters.jwt_tokens import build_jwt_verifier
+
+    return build_jwt_verifier(
+        algorithm=tokens.algorithm,
+        key_file=tokens.key_file,
+        secret=tokens.secret.get_secret_value(),
+        issuer=tokens.issuer,
+        audience=tokens.audience,
+        leeway_s=tokens.leeway_s,
+    )
 
 
 @asynccontextmanager

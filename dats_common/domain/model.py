@@ -97,6 +97,10 @@ class Validated:
         object.__setattr__(self, "content_hash", digest)  # once: it is asked for at every step
 
 
+BUS_ACTOR = "bus"
+"""Who may publish on the bus is believed; the broker's permissions say who that is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Taint:
     """These artifacts must vanish from every answer.
@@ -104,6 +108,7 @@ class Taint:
     Attributes:
         tenant_id: None covers the ids in every tenant, also tenants that show them later.
         event_id: identity of the event where it has one; the same id twice is the same taint.
+        actor: who asked for it, for the audit; no part of its identity.
     """
 
     tenant_id: str | None
@@ -112,6 +117,7 @@ class Taint:
     cascade_id: str | None = None
     reason: str | None = None
     event_id: str | None = None
+    actor: str = BUS_ACTOR
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ A field's `Env` is the variable that overrides it; `Reserved` marks what is acce
 from __future__ import annotations
 
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -211,6 +212,61 @@ class Embedding(Section):
     linger_ms: Annotated[int, Field(ge=0, le=10_000)] = Field(50, description="how long a batch waits to fill")
 
 
+class Jwt(Section):
+    """Tokens of an identity provider. One algorithm, fixed here: a token cannot choose how it is checked."""
+
+    algorithm: Literal["RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA", "HS256"] = Field(
+        "RS256", description="the only one that is accepted"
+    )
+    key_file: Annotated[str, Env("DATS_JWT_KEY_FILE")] = Field(
+        "", description="the provider's public key (PEM) or keys (JWKS); empty and no secret: no tokens"
+    )
+    secret: Annotated[SecretStr, Env("DATS_JWT_SECRET")] = Field(
+        SecretStr(""), description="shared secret of HS256, 32 bytes or more"
+    )
+    issuer: Annotated[str, Env("DATS_JWT_ISSUER")] = Field("", description="the `iss` that a token must have")
+    audience: Annotated[str, Env("DATS_JWT_AUDIENCE")] = Field("", description="the `aud` that a token must have")
+    leeway_s: Annotated[float, Field(ge=0, le=300, allow_inf_nan=False)] = Field(
+        10.0, description="how much the provider's clock may differ"
+    )
+
+    @property
+    def is_set(self) -> bool:
+        """Whether tokens are accepted at all."""
+        return bool(self.key_file or self.secret.get_secret_value())
+
+    @model_validator(mode="after")
+    def _can_be_checked(self) -> Jwt:
+        if not self.is_set:
+            return self
+        if not (self.issuer and self.audience):
+            raise ValueError("issuer and audience are needed, or a token for another service would be good here")
+        secret = self.secret.get_secret_value()
+        if (self.algorithm == "HS256") != bool(secret) or bool(secret) == bool(self.key_file):
+            raise ValueError("HS256 takes a secret, every other algorithm a key_file; never both")
+        if secret and len(secret.encode()) < 32:
+            raise ValueError("a secret of HS256 has 32 bytes or more")  # Source: RFC 7518, section 3.2
+        return self
+
+
+class Auth(Section):
+    """Who may call a query replica."""
+
+    mode: Annotated[Literal["off", "required"], Env("DATS_AUTH_MODE")] = Field(
+        "off", description="off: everyone is one principal of tenant `default`, for one machine"
+    )
+    allow_open: Annotated[bool, Env("DATS_AUTH_ALLOW_OPEN")] = Field(
+        False, description="start with mode off on an address that other machines can reach"
+    )
+    requests_per_minute: Count = Field(
+        600, description="of one key or token subject at one replica, unless the key has its own; 429 beyond"
+    )
+    api_key: Annotated[SecretStr, Env("DATS_API_KEY")] = Field(
+        SecretStr(""), description="the key that commands such as `dats-rag search` send"
+    )
+    jwt: Jwt = Jwt()
+
+
 class Server(Section):
     """The HTTP server of a query replica."""
 
@@ -219,6 +275,18 @@ class Server(Section):
     body_limit_bytes: Annotated[int, Field(ge=1024, le=64 * 1024 * 1024)] = Field(
         1_048_576, description="longest request body; 413 beyond"
     )
+    body_timeout_s: Seconds = Field(30.0, description="longest time for a body to arrive; 408 beyond")
+    concurrent_requests: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        64, description="requests in hand at once; 503 beyond"
+    )
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
 
 class Telemetry(Section):
@@ -228,6 +296,9 @@ class Telemetry(Section):
         0, description="the writer serves /metrics here (a replica on its HTTP port); 0: it does not"
     )
 
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Env("DATS_LOG_LEVEL")] = Field(
+        "info", description="of the service's own lines; libraries speak only from warning on"
+    )
     otlp_endpoint: Annotated[str, Env("OTEL_EXPORTER_OTLP_ENDPOINT"), Reserved("traces")] = Field(
         "", description="collector; empty: no traces"
     )
@@ -319,6 +390,7 @@ class Settings(Section):
     query: Query = Query()
     embedding: Embedding = Embedding()
     events: Events = Events()
+    auth: Auth = Auth()
     server: Server = Server()
     telemetry: Telemetry = Telemetry()
     answers: Answers = Answers()

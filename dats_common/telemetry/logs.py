@@ -14,7 +14,8 @@ ALLOWED_KEYS = frozenset(
         "event", "level", "timestamp", "service", "component", "error", "error_type", "detail", "reason", "url", "host",
         "port", "pid", "path", "queue", "verdict", "attempt", "attempts", "artifact_count", "chunks", "generation",
         "epoch", "writer_id", "event_id", "request_id", "route", "status", "mode", "seconds", "waited_s", "count",
-        "model", "backend", "collection", "signal", "how", "removed", "role", "exit_code", "version",
+        "model", "backend", "collection", "signal", "how", "removed", "role", "exit_code", "version", "actor", "key_id",
+        "tenant_id", "cascade_id",
     }
 )  # fmt: skip
 

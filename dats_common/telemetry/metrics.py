@@ -55,6 +55,7 @@ class Metrics:
             "Candidates the index proposed and the ledger refused: an unguarded read would have shown them",
         )
         self.http_requests = counter("rag_http_requests", "HTTP requests by route and status", ("route", "status"))
+        self.refused_credentials = counter("rag_credentials_refused", "Keys and tokens refused, by reason", ("reason",))
         self.embedding_latency = histogram(
             "rag_embedding_latency_seconds", "From a batch's receipt to its settlement", (), CHUNK_BUCKETS_S
         )

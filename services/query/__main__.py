@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,7 +23,7 @@ _BACKLOG = 512
 
 def run(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; requests in hand are finished. Returns the exit status."""
-    configure_logs(service="query")
+    configure_logs(service="query", level=settings.telemetry.log_level)
     try:
         with asyncio.Runner(loop_factory=_loop) as runner:
             runner.run(_serve(settings))
@@ -49,11 +50,23 @@ async def _serve(settings: Settings) -> None:
     import uvicorn
 
     from services.query.app import build_app
-    from services.query.wiring import open_query_services
+    from services.query.gate import RateLimits
+    from services.query.limits import HttpLimits
+    from services.query.wiring import open_authenticator, open_query_services, require_safe_exposure
 
+    require_safe_exposure(settings)
     with _listening(settings.server.host, settings.server.port) as listener:
-        async with open_query_services(settings) as services:
-            app = build_app(services, body_limit_bytes=settings.server.body_limit_bytes)
+        async with open_query_services(settings) as services, open_authenticator(settings, services) as authenticator:
+            app = build_app(
+                services,
+                authenticator=authenticator,
+                rates=RateLimits(requests_per_minute=settings.auth.requests_per_minute, clock=time.monotonic),
+                limits=HttpLimits(
+                    body_bytes=settings.server.body_limit_bytes,
+                    body_timeout_s=settings.server.body_timeout_s,
+                    concurrent_requests=settings.server.concurrent_requests,
+                ),
+            )
             config = uvicorn.Config(
                 app,
                 lifespan="off",

@@ -10,13 +10,26 @@ from fastapi.openapi.utils import get_openapi
 
 from dats_common.contracts.api import Problem
 from services.query import routes
-from services.query.limits import BodyLimit, RequestCount
+from services.query.gate import OPEN_PATHS, Concurrency, Gate, RateLimits
+from services.query.identity import Authenticator
+from services.query.limits import BodyLimit, HttpLimits, RequestCount
 from services.query.problems import install_problems
 from services.query.services import QueryServices
 
+_SECURITY_SCHEMES = {
+    "ApiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "made by `dats-rag keys create`"},
+    "Bearer": {"type": "http", "scheme": "bearer", "description": "an API key, or a token of the identity provider"},
+}
 
-def build_app(services: QueryServices, *, body_limit_bytes: int) -> FastAPI:
-    """The app over services that somebody else opens and closes."""
+
+def build_app(
+    services: QueryServices, *, authenticator: Authenticator, rates: RateLimits, limits: HttpLimits
+) -> FastAPI:
+    """The app over services that somebody else opens and closes.
+
+    Around the routes, from the outside in: count, bound the number in hand, ask who is calling, read the body. A
+    stranger's body is never read.
+    """
     app = FastAPI(
         title="DATS RAG",
         version=version("dats-rag"),
@@ -27,7 +40,9 @@ def build_app(services: QueryServices, *, body_limit_bytes: int) -> FastAPI:
     app.include_router(routes.router)
     app.add_api_route("/metrics", routes.metrics, methods=["GET"], include_in_schema=False)
     install_problems(app)
-    app.add_middleware(BodyLimit, limit_bytes=body_limit_bytes)
+    app.add_middleware(BodyLimit, limit_bytes=limits.body_bytes, timeout_s=limits.body_timeout_s)
+    app.add_middleware(Gate, authenticator=authenticator, rates=rates)
+    app.add_middleware(Concurrency, most=limits.concurrent_requests)
     app.add_middleware(RequestCount, requests=services.metrics.http_requests)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
@@ -38,5 +53,9 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
         document["components"]["schemas"] |= {**problem.pop("$defs"), "Problem": problem}
+        document["components"]["securitySchemes"] = _SECURITY_SCHEMES
+        for path, operations in document["paths"].items():
+            for operation in operations.values():
+                operation["security"] = [] if path in OPEN_PATHS else [{name: []} for name in _SECURITY_SCHEMES]
         app.openapi_schema = document
     return app.openapi_schema

@@ -93,11 +93,18 @@ def _writer_trouble(beat: Heartbeat | None) -> str:
     return ""
 
 
+def without_details(health: HealthResponse) -> HealthResponse:
+    """The same without words: a driver's message may name a host."""
+    words = {name: part.model_copy(update={"detail": ""}) for name, part in health.components.items()}
+    return health.model_copy(update={"components": words, "rag_details": ""})
+
+
 async def readiness_of(services: QueryServices) -> ProbeResponse:
     """Whether queries can be answered: the broker and the writer are not needed for that."""
     (_, no_ledger), (_, no_index) = await asyncio.gather(_look(services.ledger.ping()), _look(services.index.ping()))
-    reason = "; ".join(filter(None, (no_ledger, no_index)))
-    return ProbeResponse(status="unavailable" if reason else "ok", detail=reason)
+    # Anyone may probe: what is away is said in a word, why it is so only by GET /health.
+    away = ", ".join(name for name, reason in (("ledger", no_ledger), ("index", no_index)) if reason)
+    return ProbeResponse(status="unavailable" if away else "ok", detail=f"away: {away}" if away else "")
 
 
 async def refresh_gauges(services: QueryServices) -> None:

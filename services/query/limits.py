@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import dataclass
+
 from prometheus_client import Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -10,12 +13,22 @@ from services.query.problems import problem_response
 _NO_ROUTE = "none"
 
 
-class BodyLimit:
-    """Refuses a request whose body is larger than `limit_bytes` with 413, however it is framed."""
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """What one request may weigh and take to arrive, and how many may be in hand."""
 
-    def __init__(self, app: ASGIApp, *, limit_bytes: int) -> None:
+    body_bytes: int
+    body_timeout_s: float
+    concurrent_requests: int
+
+
+class BodyLimit:
+    """Refuses a body over `limit_bytes` with 413, however it is framed, and one that trickles in with 408."""
+
+    def __init__(self, app: ASGIApp, *, limit_bytes: int, timeout_s: float) -> None:
         self._app = app
         self._limit_bytes = limit_bytes
+        self._timeout_s = timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -25,7 +38,13 @@ class BodyLimit:
         if not declared.isdigit() or int(declared) > self._limit_bytes:
             await self._refuse(scope, receive, send)
             return
-        body = await self._read(receive)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                body = await self._read(receive)
+        except TimeoutError:
+            detail = f"the body did not arrive within {self._timeout_s} s"
+            await problem_response(408, "Too slow", detail=detail, instance=scope["path"])(scope, receive, send)
+            return
         if body is None:
             await self._refuse(scope, receive, send)
             return

@@ -18,6 +18,8 @@ from dats_common.errors import (
     InvalidInput,
     NotFound,
     QueueFull,
+    TooManyRequests,
+    Unauthenticated,
     Unavailable,
 )
 from dats_common.telemetry.logs import log
@@ -27,9 +29,11 @@ MEDIA_TYPE = "application/problem+json"
 # The first row whose class fits.
 STATUSES: Sequence[tuple[type[DatsError], int, str]] = (
     (InvalidInput, 422, "The request breaks the contract"),
+    (Unauthenticated, 401, "Not authenticated"),
     (Forbidden, 403, "Not allowed"),
     (NotFound, 404, "Not found"),
     (QueueFull, 429, "Too many requests"),
+    (TooManyRequests, 429, "Too many requests"),
     (Unavailable, 503, "Temporarily unavailable"),
     (DeadlineExceeded, 504, "Not done in time"),
 )
@@ -37,6 +41,7 @@ _TITLES = {
     400: "Bad request",
     404: "Not found",
     405: "Method not allowed",
+    408: "Too slow",
     413: "Too large",
     415: "Unsupported media type",
     422: "The request breaks the contract",
@@ -60,14 +65,24 @@ def problem_response(
     )
 
 
-async def _known(request: Request, error: Exception) -> JSONResponse:
+def response_for(error: DatsError, *, instance: str) -> JSONResponse:
+    """The problem document of one of our errors; 500 for one that has no row."""
     for kind, status, title in STATUSES:
         if isinstance(error, kind):
             retry_after_s = error.retry_after_s if isinstance(error, Unavailable) else None
-            return problem_response(
-                status, title, detail=str(error), instance=request.url.path, retry_after_s=retry_after_s
+            response = problem_response(
+                status, title, detail=str(error), instance=instance, retry_after_s=retry_after_s
             )
-    return await _unexpected(request, error)
+            if status == 401:
+                response.headers["WWW-Authenticate"] = 'Bearer realm="dats-rag"'  # RFC 9110 section 11.6.1
+            return response
+    return _failure(error, instance=instance)
+
+
+async def _known(request: Request, error: Exception) -> JSONResponse:
+    if not isinstance(error, DatsError):
+        raise TypeError(f"{type(error).__name__} is none of our errors")
+    return response_for(error, instance=request.url.path)
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
@@ -90,11 +105,13 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     return response
 
 
+def _failure(error: Exception, *, instance: str) -> JSONResponse:
+    log("query").error("request_failed", route=instance, error_type=type(error).__name__)
+    return problem_response(500, "Internal error", detail="the service failed; it has been logged", instance=instance)
+
+
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:
-    log("query").error("request_failed", route=request.url.path, error_type=type(error).__name__)
-    return problem_response(
-        500, "Internal error", detail="the service failed; it has been logged", instance=request.url.path
-    )
+    return _failure(error, instance=request.url.path)
 
 
 def install_problems(app: FastAPI) -> None:

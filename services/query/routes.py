@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Annotated, Any
 from urllib.parse import unquote_to_bytes
 
-from fastapi import APIRouter, Depends, Path, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
 from starlette.exceptions import HTTPException
@@ -29,16 +29,17 @@ from dats_common.contracts.api import (
     SourceReference,
 )
 from dats_common.contracts.events import build_embed_command
-from dats_common.contracts.fields import ArtifactId
+from dats_common.contracts.fields import ArtifactId, TenantId
 from dats_common.contracts.strict_json import parse_object
 from dats_common.contracts.topology import COMMANDS_QUEUE
-from dats_common.domain.access import LAPTOP, Principal
+from dats_common.domain.access import Caller, Principal
 from dats_common.domain.model import ArtifactKey, EventTime, Scope, Taint
-from dats_common.errors import DeadlineExceeded, InvalidInput, QueueFull
+from dats_common.errors import DeadlineExceeded, Forbidden, InvalidInput, QueueFull, Unauthenticated
 from dats_common.ports import ArtifactOutcome, SearchFilter
+from dats_common.telemetry.logs import log
 from dats_common.telemetry.metrics import CONTENT_TYPE
 from services.query.engine import Hit, Question, Retrieved
-from services.query.health import health_of, readiness_of, refresh_gauges
+from services.query.health import health_of, readiness_of, refresh_gauges, without_details
 from services.query.services import QueryServices
 
 SNIPPET_CHARS = 200  # Source: spec 2, "Snippet Rules"
@@ -84,12 +85,14 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
         "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
     }
     for status, text in (
+        (401, "No credentials, or none that are good"),
         (403, "Not allowed"),
+        (408, "The body did not arrive in time"),
         (413, "Body too large"),
         (422, "The request breaks the contract"),
-        (429, "The embedding queue is full; Retry-After says when to come back"),
+        (429, "The caller's own limit, or a full embedding queue; Retry-After says when to come back"),
         (500, "The service failed; it has been logged"),
-        (503, "Ledger, index or broker away; Retry-After says when to come back"),
+        (503, "Ledger, index or broker away, or too much in hand; Retry-After says when to come back"),
         (504, "Not done before the deadline"),
     )
 }
@@ -102,13 +105,21 @@ def _services(request: Request) -> QueryServices:
     return services
 
 
-def _principal() -> Principal:
-    # Authentication is off: everyone is the laptop's principal. Identity comes from here, never from a body.
-    return LAPTOP
+def _caller(request: Request) -> Caller:
+    caller: Caller | None = request.state.caller  # the gate put it there
+    if caller is None:
+        raise Unauthenticated("credentials are needed")
+    return caller
+
+
+def _may_know_details(request: Request) -> bool:
+    """Addresses and reasons are for those who showed credentials, or where none are asked for."""
+    return request.state.caller is not None
 
 
 Services = Annotated[QueryServices, Depends(_services)]
-Caller = Annotated[Principal, Depends(_principal)]
+Asking = Annotated[Caller, Depends(_caller)]
+WithDetails = Annotated[bool, Depends(_may_know_details)]
 
 
 @asynccontextmanager
@@ -124,7 +135,7 @@ async def _within(deadline_s: float) -> AsyncIterator[None]:
 
 
 @router.post("/query", summary="Context for a task, with its sources")
-async def query(request: QueryRequest, services: Services, caller: Caller) -> QueryResponse:
+async def query(request: QueryRequest, services: Services, caller: Asking) -> QueryResponse:
     """Ranked passages that the caller may see, assembled as Markdown within `max_tokens`.
 
     A query that starts after a taint was acknowledged never returns the artifact.
@@ -135,6 +146,7 @@ async def query(request: QueryRequest, services: Services, caller: Caller) -> Qu
         user_id=request.user_id,
         user_tags=None if request.user_tags is None else frozenset(request.user_tags),
     )
+    principal.require("reader", "service")
     request = services.defaults.fill(request)
     mode = request.search_mode.value
     with services.metrics.timed(services.metrics.query_latency, mode=mode):
@@ -212,14 +224,17 @@ def _query_metadata(found: Retrieved, *, latency_ms: float) -> dict[str, Any]:
     summary="Index content for future retrieval",
     responses={202: {"model": EmbedResponse, "description": "Accepted and durable; the writer will index it"}},
 )
-async def embed(request: EmbedRequest, services: Services, caller: Caller, response: Response) -> EmbedResponse:
+async def embed(request: EmbedRequest, services: Services, caller: Asking, response: Response) -> EmbedResponse:
     """Hands the content to the writer and waits for it to become visible; 202 when that takes too long."""
     started = perf_counter()
-    caller.require("ingest")
     metadata = request.metadata
-    tenant_id = caller.on_behalf_of(tenant_id=metadata.tenant_id, user_id=None, user_tags=None).tenant_id
+    principal = caller.on_behalf_of(tenant_id=metadata.tenant_id)
+    principal.require("ingest")
     if metadata.scope == Scope.PUBLIC:
-        caller.require("admin")
+        principal.require("admin")
+    if principal.project_ids is not None and metadata.project_id not in principal.project_ids:
+        raise Forbidden("metadata.project_id: is not one of yours")
+    tenant_id = principal.tenant_id
     if await services.bus.depth(COMMANDS_QUEUE) >= services.limits.queue_max_size:
         raise QueueFull(f"{services.limits.queue_max_size} requests wait for embedding already")
     at = await services.ledger.now()
@@ -268,32 +283,35 @@ async def _await_outcome(services: QueryServices, key: ArtifactKey, *, at: int) 
 async def invalidate(
     artifact_id: Annotated[str, Path(description="percent-encoded; may hold slashes")],
     services: Services,
-    caller: Caller,
+    caller: Asking,
+    tenant_id: Annotated[TenantId | None, Query(description="for credentials that have several")] = None,
 ) -> InvalidateResponse:
     """The tombstone is committed before the answer, with broker, writer and index up or not; also for unknown ids."""
-    caller.require("ingest")
+    principal = caller.on_behalf_of(tenant_id=tenant_id)
+    principal.require("ingest")
     try:
         TypeAdapter(ArtifactId).validate_python(artifact_id)
     except ValidationError as error:
         raise InvalidInput(f"artifact_id: {error.errors(include_input=False)[0]['msg']}") from None
-    taint = Taint(caller.tenant_id, (artifact_id,), EventTime(), reason="invalidated over HTTP")
+    taint = Taint(principal.tenant_id, (artifact_id,), EventTime(), reason="invalidated over HTTP", actor=caller.actor)
     removed = await _commit(services, taint, reason="api")
     return InvalidateResponse(artifact_id=artifact_id, removed_chunks=removed)
 
 
 @router.post("/embeddings/batch-invalidate", summary="Invalidate several artifacts in one step")
 async def batch_invalidate(
-    request: BatchInvalidateRequest, services: Services, caller: Caller
+    request: BatchInvalidateRequest, services: Services, caller: Asking
 ) -> BatchInvalidateResponse:
     """As one taint: all of them or none."""
-    caller.require("ingest")
-    tenant_id = caller.on_behalf_of(tenant_id=request.tenant_id, user_id=None, user_tags=None).tenant_id
+    principal = caller.on_behalf_of(tenant_id=request.tenant_id)
+    principal.require("ingest")
     taint = Taint(
-        tenant_id,
+        principal.tenant_id,
         tuple(request.artifact_ids),
         EventTime(),
         cascade_id=request.cascade_id,
         reason=request.reason,
+        actor=caller.actor,
     )
     removed = await _commit(services, taint, reason="batch")
     return BatchInvalidateResponse(
@@ -306,6 +324,14 @@ async def _commit(services: QueryServices, taint: Taint, *, reason: str) -> int:
     async with _within(services.limits.deadline_s):
         receipt = await services.ledger.taint(taint, skew_s=services.limits.skew_s)
     removed = sum(receipt.chunks_removed.values())
+    log("query").info(
+        "artifacts_tainted",
+        actor=taint.actor,
+        tenant_id=taint.tenant_id,
+        cascade_id=taint.cascade_id,
+        artifact_count=len(taint.artifact_ids),
+        chunks=removed,
+    )
     services.metrics.invalidations.labels(reason=reason).inc()
     services.metrics.chunks_removed.inc(removed)
     services.errands.run("relay", services.relay.drain)
@@ -317,9 +343,10 @@ async def _commit(services: QueryServices, taint: Taint, *, reason: str) -> int:
 
 
 @router.get("/health", summary="The service and what it stands on")
-async def health(services: Services) -> HealthResponse:
-    """Always 200; `status` says healthy, degraded or unhealthy, and `components` says why."""
-    return await health_of(services)
+async def health(services: Services, with_details: WithDetails) -> HealthResponse:
+    """Always 200; `status` says healthy, degraded or unhealthy, and `components` says why: to strangers in a word."""
+    found = await health_of(services)
+    return found if with_details else without_details(found)
 
 
 @router.get("/health/live", summary="The process answers")

@@ -25,7 +25,7 @@ def run(settings: Settings) -> int:
     """Consume until SIGTERM or SIGINT, then drain. Returns the exit status."""
     from services.writer.wiring import open_writer_ports
 
-    configure_logs(service="writer")
+    configure_logs(service="writer", level=settings.telemetry.log_level)
     try:
         asyncio.run(consume(settings, open_writer_ports(settings)))
     except ConfigurationError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -29,6 +30,9 @@ from dats_common.ports import Candidate, Ledger, Point
 from dats_common.telemetry.metrics import Metrics
 from services.query.app import build_app
 from services.query.engine import QueryEngine
+from services.query.gate import RateLimits
+from services.query.identity import Authenticator, Everyone
+from services.query.limits import HttpLimits
 from services.query.services import Errands, QueryDefaults, QueryLimits, QueryServices
 from services.writer.consumer import Consumer, Limits
 from services.writer.handlers import EventHandlers
@@ -41,6 +45,7 @@ DEADLINE_S = 20.0
 POISON = "POISON"
 """A document with this word breaks the encoder."""
 BODY_LIMIT_BYTES = 1_048_576
+HTTP_LIMITS = HttpLimits(body_bytes=BODY_LIMIT_BYTES, body_timeout_s=10.0, concurrent_requests=1000)
 
 
 async def eventually(true: Callable[[], Awaitable[bool]], *, timeout_s: float = DEADLINE_S) -> None:
@@ -290,7 +295,13 @@ class Rig:
 
     @asynccontextmanager
     async def replica(self, **changes: Any) -> AsyncIterator[httpx.AsyncClient]:
-        """A client of one replica. `changes`: limits, or `ledger`, `bus`, `index` of its own."""
+        """A client of one replica.
+
+        `changes`: limits, or `ledger`, `bus`, `index`, `http`, `requests_per_minute` and `authenticator` of its own.
+        """
+        http = changes.pop("http", HTTP_LIMITS)
+        requests_per_minute = changes.pop("requests_per_minute", 1_000_000)
+        authenticator: Callable[[QueryServices], Authenticator] | None = changes.pop("authenticator", None)
         ledger = changes.pop("ledger", self.ledger)
         bus = changes.pop("bus", self.bus)
         index = changes.pop("index", self.index)
@@ -317,7 +328,12 @@ class Rig:
             index_memory=lambda: 1,
             errands=errands,
         )
-        app = build_app(services, body_limit_bytes=BODY_LIMIT_BYTES)
+        app = build_app(
+            services,
+            authenticator=authenticator(services) if authenticator else Everyone(),
+            rates=RateLimits(requests_per_minute=requests_per_minute, clock=time.monotonic),
+            limits=http,
+        )
         # As a server: an error that no handler took is answered, and not raised into the test.
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://replica") as client:
