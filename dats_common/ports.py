@@ -555,3 +555,33 @@ class DeadLetters(Protocol):
 MOST_DEAD_LETTERS = 10_000
 """How many one call looks through. On RabbitMQ all of them are in hand until it ends, or they would lose their order;
 of more than these, the ones behind move to the front."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A version that waits for an operator or a later version. Its content is there only where it was asked for."""
+
+    entry_id: int
+    key: ArtifactKey
+    version: int
+    reason: str
+    event_id: str
+    age_s: float
+    size_chars: int
+    content: str | None = field(default=None, repr=False)
+
+
+class Quarantine(Protocol):
+    """The ledger's quarantine, for operators; `Ledger` fills it."""
+
+    async def quarantined(self, *, limit: int, after: int = 0, with_content: bool = False) -> list[Quarantined]:
+        """Open entries in the order of their ids, from the one behind `after`."""
+
+    async def readmission(self, entry_id: int) -> Validated:
+        """The version as a new one, at the present by the ledger's clock. Changes nothing.
+
+        Raises: NotFound: no such open entry. Refused: a taint forbids it (see `domain.taint.readmit`).
+        """
+
+    async def resolve(self, entry_id: int) -> None:
+        """Close an entry: its readmission is on its way. Repeating it is harmless."""

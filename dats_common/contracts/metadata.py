@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -81,6 +82,12 @@ class ArtifactMetadata(Wire):
         extra = self.model_extra or {}
         _check_storable(extra)
         return json.dumps(extra, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+    @classmethod
+    def from_source(cls, source: SourceMetadata) -> ArtifactMetadata:
+        """The reverse of `to_source`."""
+        known = {name: value for name, value in asdict(source).items() if name != "extra"}
+        return cls.model_validate({**json.loads(source.extra), **known, "tags": list(source.tags)})
 
     def to_source(self) -> SourceMetadata:
         """The domain's value; the artifact's key is kept elsewhere."""

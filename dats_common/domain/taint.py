@@ -168,3 +168,21 @@ def flip(
     if state.version > at.ord or (state.is_live and state.version == at.ord):
         return FlipVerdict.GARBAGE, None
     return (FlipVerdict.LIVE if pending else FlipVerdict.RECLAIMED), None
+
+
+class Readmission(StrEnum):
+    """Whether an operator may show a quarantined version again, as of now."""
+
+    GRANTED = "granted"
+    TAINTED = "a taint that was sent after it covers it: have the content approved again"
+    TOO_EARLY = "a taint from another clock still covers the present: try again once its skew is over"
+
+
+def readmit(state: ArtifactState, *, version: int, now: int) -> Readmission:
+    """An operator settles what could not be ordered; a taint that was surely later is not his to overrule.
+
+    So a taint that comes between his look at the list and his decision wins: it was sent after the version.
+    """
+    if version <= state.tombstone.at:
+        return Readmission.TAINTED
+    return Readmission.GRANTED if now > state.tombstone.bound(own_clock=True) else Readmission.TOO_EARLY

@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, Select, delete, exists, or_, select, updat
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from dats_common.adapters.sql.engine import Database, open_database, unix_microseconds
+from dats_common.adapters.sql.quarantining import open_entries, readmitted_event, resolve_entry
 from dats_common.adapters.sql.reading import (
     count_all,
     iterate_live,
@@ -41,6 +42,7 @@ from dats_common.ports import (
     LedgerCounts,
     OutboxEvent,
     Publish,
+    Quarantined,
     TaintReceipt,
 )
 
@@ -216,6 +218,15 @@ class SqlLedger:
 
     def live_chunks(self, *, after: ArtifactKey | None = None) -> AsyncIterator[tuple[Generation, Sequence[Chunk]]]:
         return iterate_live(self._database, after)
+
+    async def quarantined(self, *, limit: int, after: int = 0, with_content: bool = False) -> list[Quarantined]:
+        return await open_entries(self._database, limit=limit, after=after, with_content=with_content)
+
+    async def readmission(self, entry_id: int) -> Validated:
+        return await readmitted_event(self._database, entry_id)
+
+    async def resolve(self, entry_id: int) -> None:
+        await resolve_entry(self._database, entry_id)
 
     async def ping(self) -> None:
         async with self._database.reading() as connection:
