@@ -4,8 +4,9 @@ RAGError
 ├── RAGUnavailable      away for now (no connection, 502, 503): try again later
 ├── RAGTooMany          429: try again after `retry_after_s`
 ├── RAGTimeout          no answer within the timeout, or 504
-├── RAGForbidden        401, 403: the credentials do not allow it
-├── RAGInvalid          400, 413, 422, or a request that cannot be sent: `problem.errors` names the fields
+├── RAGForbidden        403: the credentials do not allow it
+│   └── RAGUnauthenticated  401: the credentials are missing or not good
+├── RAGInvalid          400, 408, 413, 422, or a request that cannot be sent: `problem.errors` names the fields
 ├── RAGNotFound         404
 └── RAGUnexpected       any other status, or an answer that breaks the contract
 """
@@ -51,7 +52,11 @@ class RAGTimeout(RAGError):
 
 
 class RAGForbidden(RAGError):
-    """The credentials are missing, wrong, or do not allow this."""
+    """The credentials do not allow this."""
+
+
+class RAGUnauthenticated(RAGForbidden):
+    """The credentials are missing, revoked, expired or wrong."""
 
 
 class RAGInvalid(RAGError):

@@ -25,6 +25,7 @@ from dats_common.clients.errors import (
     RAGNotFound,
     RAGTimeout,
     RAGTooMany,
+    RAGUnauthenticated,
     RAGUnavailable,
     RAGUnexpected,
 )
@@ -44,9 +45,10 @@ LONGEST_PAUSE_S = 5.0
 
 _ERRORS: Mapping[int, type[RAGError]] = {
     400: RAGInvalid,
-    401: RAGForbidden,
+    401: RAGUnauthenticated,
     403: RAGForbidden,
     404: RAGNotFound,
+    408: RAGInvalid,
     413: RAGInvalid,
     422: RAGInvalid,
     429: RAGTooMany,
@@ -119,9 +121,10 @@ def embed_call(content: str, metadata: Mapping[str, Any]) -> Call[EmbedResponse]
     return Call("POST", "/embed", EmbedResponse, body=body, repeatable=False)
 
 
-def invalidate_call(artifact_id: str) -> Call[InvalidateResponse]:
+def invalidate_call(artifact_id: str, *, tenant_id: str | None) -> Call[InvalidateResponse]:
     """DELETE /embeddings/{artifact_id}."""
-    return Call("DELETE", f"/embeddings/{_path_segment(artifact_id)}", InvalidateResponse)
+    where = f"/embeddings/{_path_segment(artifact_id)}"
+    return Call("DELETE", where + (f"?tenant_id={_path_segment(tenant_id)}" if tenant_id else ""), InvalidateResponse)
 
 
 def batch_invalidate_call(

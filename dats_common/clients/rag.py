@@ -28,6 +28,7 @@ from dats_common.clients.errors import (
     RAGNotFound,
     RAGTimeout,
     RAGTooMany,
+    RAGUnauthenticated,
     RAGUnavailable,
     RAGUnexpected,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "RAGNotFound",
     "RAGTimeout",
     "RAGTooMany",
+    "RAGUnauthenticated",
     "RAGUnavailable",
     "RAGUnexpected",
 ]
@@ -136,9 +138,9 @@ class RAGClient:
         """Index content for retrieval; status `queued` means accepted and durable. Raises: RAGError."""
         return await self._run(wire.embed_call(content, metadata))
 
-    async def invalidate(self, artifact_id: str) -> InvalidateResponse:
+    async def invalidate(self, artifact_id: str, *, tenant_id: str | None = None) -> InvalidateResponse:
         """Invalidate embeddings for an artifact: no query that starts after the return finds it. Raises: RAGError."""
-        return await self._run(wire.invalidate_call(artifact_id))
+        return await self._run(wire.invalidate_call(artifact_id, tenant_id=tenant_id))
 
     async def batch_invalidate(
         self,
@@ -244,9 +246,9 @@ class RAGClientSync:
         """Index content for retrieval; status `queued` means accepted and durable. Raises: RAGError."""
         return self._run(wire.embed_call(content, metadata))
 
-    def invalidate(self, artifact_id: str) -> InvalidateResponse:
+    def invalidate(self, artifact_id: str, *, tenant_id: str | None = None) -> InvalidateResponse:
         """Invalidate embeddings for an artifact: no query that starts after the return finds it. Raises: RAGError."""
-        return self._run(wire.invalidate_call(artifact_id))
+        return self._run(wire.invalidate_call(artifact_id, tenant_id=tenant_id))
 
     def batch_invalidate(
         self,

@@ -14,7 +14,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from dats_common.clients.errors import RAGError, RAGInvalid, RAGUnavailable
-from dats_common.errors import ConfigurationError, DatsError
+from dats_common.domain.model import DEFAULT_TENANT
+from dats_common.errors import ConfigurationError, DatsError, Refused
 from dats_common.settings import Settings, load_settings
 from services.cli.console import Voice
 
@@ -29,10 +30,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+keys_app = typer.Typer(no_args_is_help=True, help="API keys, straight on the ledger.")
+app.add_typer(keys_app, name="keys")
+
 Json = Annotated[bool, typer.Option("--json", help="One JSON document for machines.")]
 Data = Annotated[Path | None, typer.Option("--data", help="Data directory of the embedded engines [DATS_DATA_DIR].")]
 Config = Annotated[Path | None, typer.Option("--config", help="YAML settings [DATS_CONFIG].")]
 PortOption = Annotated[int | None, typer.Option("--port", min=1, max=65535, help="HTTP port [PORT].")]
+Tenant = Annotated[str | None, typer.Option("--tenant", help="For a key of several tenants.")]
 Url = Annotated[str, typer.Option("--url", help="The service's API.")]
 DEFAULT_URL = "http://127.0.0.1:8000/api/v1"
 
@@ -45,6 +50,8 @@ def run_app() -> None:
         app()
     except ConfigurationError as error:
         _fail(str(error), EXIT_CONFIGURATION)
+    except Refused as error:
+        _fail(str(error), EXIT_USAGE)
     except DatsError as error:
         _fail(str(error), EXIT_UNAVAILABLE)
     except RAGUnavailable as error:
@@ -66,6 +73,11 @@ def settings_for(*, config: Path | None = None, data: Path | None = None, port: 
     """The settings with a command's options on top. Raises: ConfigurationError."""
     options = {"DATS_DATA_DIR": str(data) if data else "", "PORT": str(port) if port else ""}
     return load_settings(config, {**os.environ, **{name: value for name, value in options.items() if value}})
+
+
+def own_key() -> str | None:
+    """The key that commands send to the service, from the settings. Raises: ConfigurationError."""
+    return settings_for().auth.api_key.get_secret_value() or None
 
 
 def run_until_signal(work: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
@@ -109,7 +121,7 @@ def up(port: PortOption = None, data: Data = None, config: Config = None) -> Non
     voice = Voice()
 
     async def stay_up() -> None:
-        configure_logs(service="up")
+        configure_logs(service="up", level=settings.telemetry.log_level)
         async with open_fleet(settings) as fleet:
             voice.say(f"DATS RAG is up: {fleet.base_url}  (docs: {fleet.base_url.removesuffix('/api/v1')}/docs)")
             voice.say(f"Metrics: {fleet.base_url}/metrics and, of the writer, {fleet.writer_metrics_url}")
@@ -173,6 +185,7 @@ def search(
     question: Annotated[str, typer.Argument(help="What to look for.")],
     mode: Annotated[str, typer.Option("--mode", help="vector, keyword or hybrid.")] = "hybrid",
     project: Annotated[str | None, typer.Option("--project", help="Only this project.")] = None,
+    tenant: Tenant = None,
     domain: Annotated[str | None, typer.Option("--domain", help="Only this domain.")] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", help="Token budget of the context.")] = 2000,
     url: Url = DEFAULT_URL,
@@ -182,8 +195,10 @@ def search(
     from dats_common.clients.rag import RAGClientSync
 
     voice = Voice(as_json=as_json)
-    with RAGClientSync(url) as client:
-        found = client.query(question, project_id=project, domain=domain, max_tokens=max_tokens, search_mode=mode)
+    with RAGClientSync(url, api_key=own_key()) as client:
+        found = client.query(
+            question, project_id=project, domain=domain, max_tokens=max_tokens, search_mode=mode, tenant_id=tenant
+        )
     voice.result(found.model_dump(mode="json"))
     voice.table(
         f"{len(found.sources)} sources, {found.tokens_used} tokens, {found.metadata.get('latency_ms', 0):.0f} ms",
@@ -203,6 +218,7 @@ def taint(
     ids: Annotated[list[str], typer.Argument(help="Artifact ids.", metavar="ID...")],
     reason: Annotated[str | None, typer.Option("--reason", help="For the record.")] = None,
     cascade: Annotated[str | None, typer.Option("--cascade", help="Cascade id.")] = None,
+    tenant: Tenant = None,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
@@ -210,8 +226,8 @@ def taint(
     from dats_common.clients.rag import RAGClientSync
 
     voice = Voice(as_json=as_json)
-    with RAGClientSync(url) as client:
-        done = client.batch_invalidate(ids, reason=reason, cascade_id=cascade)
+    with RAGClientSync(url, api_key=own_key()) as client:
+        done = client.batch_invalidate(ids, reason=reason, cascade_id=cascade, tenant_id=tenant)
     voice.result(done.model_dump(mode="json"))
     voice.say(f"{done.invalidated} invalidated, {done.chunks_removed} chunks gone from every answer")
 
@@ -253,3 +269,48 @@ def demo(
     voice = Voice(as_json=as_json)
     well = run_until_signal(lambda: run_demo(voice=voice, everything=everything))
     raise typer.Exit(0 if well else EXIT_NO)
+
+
+@keys_app.command("create")
+def create_key(
+    name: Annotated[str, typer.Option("--name", help="What it is for, such as the service that will hold it.")],
+    role: Annotated[list[str], typer.Option("--role", help="reader, service, ingest or admin; may be repeated.")],
+    tenant: Annotated[list[str], typer.Option("--tenant", help="May be repeated.")] = [DEFAULT_TENANT],  # noqa: B006
+    project: Annotated[list[str], typer.Option("--project", help="Only these projects; none: all.")] = [],  # noqa: B006
+    tag: Annotated[list[str], typer.Option("--tag", help="Tags that it may see; '*': all.")] = [],  # noqa: B006
+    user: Annotated[str | None, typer.Option("--user", help="The user whom it stands for.")] = None,
+    days: Annotated[float | None, typer.Option("--days", min=0, help="Good for so long; else until revoked.")] = None,
+    per_minute: Annotated[int | None, typer.Option("--per-minute", min=1, help="Its own rate limit.")] = None,
+    config: Config = None,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Make a key and print it once; only a hash of it is kept."""
+    from services.cli.keys import create, wanted_key
+
+    wanted = wanted_key(
+        name=name, roles=role, tenants=tenant, projects=project, tags=tag, user=user, per_minute=per_minute
+    )
+    asyncio.run(create(settings_for(config=config, data=data), wanted, days=days, voice=Voice(as_json=as_json)))
+
+
+@keys_app.command("list")
+def list_keys(config: Config = None, data: Data = None, as_json: Json = False) -> None:
+    """All keys, revoked and expired ones too; never a secret."""
+    from services.cli.keys import show
+
+    asyncio.run(show(settings_for(config=config, data=data), voice=Voice(as_json=as_json)))
+
+
+@keys_app.command("revoke")
+def revoke_key(
+    key_id: Annotated[str, typer.Argument(help="As `keys list` shows it.", metavar="KEY_ID")],
+    config: Config = None,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """From now on the key is good nowhere."""
+    from services.cli.keys import revoke
+
+    known = asyncio.run(revoke(settings_for(config=config, data=data), key_id, voice=Voice(as_json=as_json)))
+    raise typer.Exit(0 if known else EXIT_NO)

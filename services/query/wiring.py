@@ -37,7 +37,7 @@ async def open_query_services(settings: Settings) -> AsyncIterator[QueryServices
     Raises: ConfigurationError: a setting is wrong, or the collection was written by another model.
     """
     async with (
-        open_ledger(settings) as ledger,
+        open_ledger(settings, acting="query") as ledger,
         open_encoder(settings, for_writer=False) as encoder,
         open_index(settings) as index,
         open_bus_in_background(settings, name="query") as bus,
@@ -86,7 +86,7 @@ async def open_authenticator(settings: Settings, services: QueryServices) -> Asy
         yield Everyone()
         return
     tokens = build_token_verifier(settings)
-    async with open_key_store(settings) as keys:
+    async with open_key_store(settings, acting="query") as keys:
         yield Credentials(
             keys=keys, tokens=tokens, errands=services.errands, metrics=services.metrics, clock=time.monotonic
         )

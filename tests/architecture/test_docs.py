@@ -232,7 +232,7 @@ def fleet_on_rabbitmq(tmp_path_factory: pytest.TempPathFactory, rabbitmq: Rabbit
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["README.md", "docs/client.md", "docs/runbook.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/client.md", "docs/runbook.md", "docs/security.md"])
 def test_the_commands_of_a_page_do_what_it_says(name: str, fleet: Place) -> None:
     blocks = [block for block in page(name).blocks if block.marked and not block.broker]
     assert blocks
@@ -271,6 +271,7 @@ def test_every_marked_block_is_run_by_a_test() -> None:
         ("docs/runbook.md", False),
         ("docs/runbook.md", True),
         ("docs/events.md", True),
+        ("docs/security.md", False),
     }
 
 
@@ -283,11 +284,12 @@ def wrong_make_targets(one: Page) -> set[str]:
 
 
 def _commands() -> dict[str, set[str]]:
-    """Options by command; the root's are under the empty name."""
+    """Options by command, of a group those of its commands; the root's are under the empty name."""
     root = typer.main.get_command(app)
-    commands = {"": root, **root.commands}  # type: ignore[attr-defined]
+    groups = {name: [one, *getattr(one, "commands", {}).values()] for name, one in root.commands.items()}  # type: ignore[attr-defined]
     return {
-        name: {option for param in one.params for option in param.opts} | {"--help"} for name, one in commands.items()
+        name: {option for one in group for param in one.params for option in param.opts} | {"--help"}
+        for name, group in {"": [root], **groups}.items()
     }
 
 

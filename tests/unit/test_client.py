@@ -23,6 +23,7 @@ from dats_common.clients.rag import (
     RAGNotFound,
     RAGTimeout,
     RAGTooMany,
+    RAGUnauthenticated,
     RAGUnavailable,
     RAGUnexpected,
 )
@@ -218,7 +219,7 @@ async def test_an_id_without_a_path_is_refused_before_it_is_sent(artifact_id: st
     ("status", "kind"),
     [
         (400, RAGInvalid),
-        (401, RAGForbidden),
+        (401, RAGUnauthenticated),
         (403, RAGForbidden),
         (404, RAGNotFound),
         (413, RAGInvalid),
@@ -311,7 +312,7 @@ def converse(
 
 QUERY = exchange.query_call("q")
 EMBED = exchange.embed_call("def fibonacci(n): ...", {})
-INVALIDATE = exchange.invalidate_call("a")
+INVALIDATE = exchange.invalidate_call("a", tenant_id=None)
 BATCH = exchange.batch_invalidate_call(["a"], reason=None, cascade_id=None, tenant_id=None)
 INVALIDATED = {"artifact_id": "a", "removed_chunks": 0, "status": "invalidated"}
 
