@@ -222,7 +222,8 @@ class Consumer:
     async def _taint_loop(self, subscription: Subscription) -> None:
         while batch := await subscription.batch(max_items=1, max_wait_s=0.0):
             for delivery in batch:
-                await self._taint(subscription, delivery)
+                with self._progress.working():
+                    await self._taint(subscription, delivery)
 
     async def _taint(self, subscription: Subscription, delivery: Delivery) -> None:
         try:

@@ -13,6 +13,7 @@ from dats_common.errors import Fenced, Unavailable
 from dats_common.maintenance.sweep import Sweeper
 from dats_common.ports import Admission, Indexer, IndexJob, Ledger
 from services.writer.leadership import Leadership
+from services.writer.progress import waiting
 
 # A generation is reclaimed when another writer takes over; more often in a row than this, something else is wrong.
 _RECLAIMS = 3
@@ -137,7 +138,8 @@ class _Claims:
     @asynccontextmanager
     async def hold(self, keys: frozenset[ArtifactKey]) -> AsyncIterator[None]:
         async with self._freed:
-            await self._freed.wait_for(lambda: not keys & self._held)
+            with waiting():
+                await self._freed.wait_for(lambda: not keys & self._held)
             self._held |= keys
         try:
             yield

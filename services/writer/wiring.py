@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dats_common.adapters.lightrag import open_lightrag_indexer
@@ -23,7 +23,7 @@ from services.writer.handlers import EventHandlers
 from services.writer.leadership import Leadership
 from services.writer.observer import MetricsObserver
 from services.writer.pipeline import EmbeddingPipeline
-from services.writer.progress import Progress
+from services.writer.progress import Progress, Turn, waiting
 from services.writer.writer import Writer
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ INDEXERS = 2
 class ProgressEncoder:
     """An encoder that reports each encoded batch as progress: a hung one is what the watchdog is for."""
 
-    def __init__(self, encoder: Encoder, progress: Progress) -> None:
+    def __init__(self, encoder: Encoder, turn: Turn) -> None:
         self._encoder = encoder
-        self._progress = progress
+        self._turn = turn
         self.model = encoder.model
         self.backend = encoder.backend
         self.dimension = encoder.dimension
@@ -53,22 +53,35 @@ class ProgressEncoder:
         try:
             return await self._encoder.encode(texts, kind=kind)
         finally:
-            self._progress.moved()
+            self._turn.moved()
 
 
 class ProgressStore:
     """An index that reports each call's end as progress, also a failed one: waiting out a timeout is no hang."""
 
-    def __init__(self, index: Index, progress: Progress) -> None:
+    def __init__(self, index: Index, turn: Turn) -> None:
         self._index = index
-        self._progress = progress
+        self._turn = turn
 
     async def store(self, points: Sequence[Point]) -> None:
         """As the index."""
         try:
             await self._index.store(points)
         finally:
-            self._progress.moved()
+            self._turn.moved()
+
+
+class WatchedIndexer:
+    """An indexer whose encoder and store report to the batch it works for."""
+
+    def __init__(self, indexer: Indexer, turn: Turn) -> None:
+        self._indexer = indexer
+        self._turn = turn
+
+    async def index(self, jobs: Sequence[IndexJob]) -> Mapping[int, int | Exception]:
+        """As the indexer."""
+        with self._turn.taken():
+            return await self._indexer.index(jobs)
 
 
 class Lanes:
@@ -81,7 +94,8 @@ class Lanes:
 
     async def index(self, jobs: Sequence[IndexJob]) -> Mapping[int, int | Exception]:
         """As the indexer."""
-        indexer = await self._free.get()
+        with waiting():
+            indexer = await self._free.get()
         try:
             return await indexer.index(jobs)
         finally:
@@ -120,31 +134,31 @@ async def open_writer(settings: Settings, ports: WriterPorts) -> AsyncIterator[W
 
     Raises: ConfigurationError: LightRAG is not installed, or is another release than the one this was built for.
     """
-    progress = Progress()
-    ports = replace(ports, encoder=ProgressEncoder(ports.encoder, progress))
-    chunking = settings.lightrag.chunking
     async with AsyncExitStack() as lanes:
-        indexers = [
-            await lanes.enter_async_context(
-                open_lightrag_indexer(
-                    encoder=ports.encoder,
-                    index=ProgressStore(ports.index, progress),
-                    ledger=ports.ledger,
-                    working_dir=str(settings.working_dir),
-                    max_tokens=chunking.max_chunk_size,
-                    overlap_tokens=chunking.overlap,
-                    strategy=chunking.strategy,
-                )
-            )
-            for _ in range(INDEXERS)
-        ]
+        indexers = [await lanes.enter_async_context(_open_lane(settings, ports)) for _ in range(INDEXERS)]
         yield build_writer(
             settings,
             ports,
             indexer=Lanes(indexers),
-            progress=progress,
+            progress=Progress(),
             writer_id=f"{socket.gethostname()}:{os.getpid()}",
         )
+
+
+@asynccontextmanager
+async def _open_lane(settings: Settings, ports: WriterPorts) -> AsyncIterator[Indexer]:
+    chunking = settings.lightrag.chunking
+    turn = Turn()
+    async with open_lightrag_indexer(
+        encoder=ProgressEncoder(ports.encoder, turn),
+        index=ProgressStore(ports.index, turn),
+        ledger=ports.ledger,
+        working_dir=str(settings.working_dir),
+        max_tokens=chunking.max_chunk_size,
+        overlap_tokens=chunking.overlap,
+        strategy=chunking.strategy,
+    ) as indexer:
+        yield WatchedIndexer(indexer, turn)
 
 
 def build_writer(
