@@ -585,3 +585,29 @@ class Quarantine(Protocol):
 
     async def resolve(self, entry_id: int) -> None:
         """Close an entry: its readmission is on its way. Repeating it is harmless."""
+
+
+class IndexInventory(Protocol):
+    """What an index holds, chunk by chunk, for whoever compares it with the ledger; every `Index` has it."""
+
+    async def chunks_of(self, keys: Sequence[ArtifactKey]) -> list[ChunkRef]:
+        """Every point of these artifacts."""
+
+    def scan_chunks(self) -> AsyncIterator[list[ChunkRef]]:
+        """Every point, page by page."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveGeneration:
+    """What readers see of an artifact, and how many points it should have: chunks 0 to `chunks` - 1."""
+
+    key: ArtifactKey
+    generation: int
+    chunks: int
+
+
+class LedgerInventory(Protocol):
+    """What the ledger shows, for the same comparison; `Ledger` has it."""
+
+    async def live_generations(self, *, limit: int, after: ArtifactKey | None = None) -> list[LiveGeneration]:
+        """In the order of their keys, from the one behind `after`."""

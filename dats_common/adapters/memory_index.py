@@ -101,6 +101,17 @@ class MemoryIndex:
         for first in range(0, len(refs), SCAN_PAGE):
             yield _by_key(refs[first : first + SCAN_PAGE])
 
+    async def chunks_of(self, keys: Sequence[ArtifactKey]) -> list[ChunkRef]:
+        """See `ports.IndexInventory`."""
+        wanted = set(keys)
+        return [ref for ref in self._points if ref.key in wanted]
+
+    async def scan_chunks(self) -> AsyncIterator[list[ChunkRef]]:
+        """See `ports.IndexInventory`."""
+        refs = list(self._points)
+        for first in range(0, len(refs), SCAN_PAGE):
+            yield refs[first : first + SCAN_PAGE]
+
     async def remove(self, key: ArtifactKey, generations: Sequence[int]) -> None:
         """See `ports.Index.remove`."""
         doomed = set(generations)

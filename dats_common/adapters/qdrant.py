@@ -216,16 +216,28 @@ class QdrantIndex:
         for first in range(0, len(keys), KEYS_PER_FILTER):
             where = _keys_filter(keys[first : first + KEYS_PER_FILTER])
             async for page in self._pages(where):
-                for key, numbers in page.items():
-                    found.setdefault(key, set()).update(numbers)
+                for ref in page:
+                    found.setdefault(ref.key, set()).add(ref.generation)
         return found
 
     async def scan(self) -> AsyncIterator[dict[ArtifactKey, set[int]]]:
         """See `ports.Index.scan`."""
         async for page in self._pages(None):
-            yield page
+            found: dict[ArtifactKey, set[int]] = {}
+            for ref in page:
+                found.setdefault(ref.key, set()).add(ref.generation)
+            yield found
 
-    async def _pages(self, where: models.Filter | None) -> AsyncIterator[dict[ArtifactKey, set[int]]]:
+    async def chunks_of(self, keys: Sequence[ArtifactKey]) -> list[ChunkRef]:
+        """See `ports.IndexInventory`."""
+        wanted = [keys[first : first + KEYS_PER_FILTER] for first in range(0, len(keys), KEYS_PER_FILTER)]
+        return [ref for part in wanted async for page in self._pages(_keys_filter(part)) for ref in page]
+
+    def scan_chunks(self) -> AsyncIterator[list[ChunkRef]]:
+        """See `ports.IndexInventory`."""
+        return self._pages(None)
+
+    async def _pages(self, where: models.Filter | None) -> AsyncIterator[list[ChunkRef]]:
         offset: Any = None
         while True:
             with _translated():
@@ -234,15 +246,10 @@ class QdrantIndex:
                     scroll_filter=where,
                     limit=SCROLL_PAGE,
                     offset=offset,
-                    with_payload=REFERENCE_FIELDS[:3],
+                    with_payload=REFERENCE_FIELDS,
                 )
-            page: dict[ArtifactKey, set[int]] = {}
-            for record in records:
-                payload = record.payload or {}
-                key = ArtifactKey(payload["tenant_id"], payload["artifact_id"])
-                page.setdefault(key, set()).add(payload["gen"])
-            if page:
-                yield page
+            if records:
+                yield [_reference(record.payload or {}) for record in records]
             if offset is None:
                 return
 

@@ -18,6 +18,7 @@ from dats_common.adapters.sql.reading import (
     latest_heartbeat,
     live_refs,
     outcome_of,
+    page_of_live,
     read_passages,
 )
 from dats_common.adapters.sql.rows import SLICE, enqueue, insert, is_any_of, key_of, slices
@@ -40,6 +41,7 @@ from dats_common.ports import (
     Heartbeat,
     Ledger,
     LedgerCounts,
+    LiveGeneration,
     OutboxEvent,
     Publish,
     Quarantined,
@@ -218,6 +220,9 @@ class SqlLedger:
 
     def live_chunks(self, *, after: ArtifactKey | None = None) -> AsyncIterator[tuple[Generation, Sequence[Chunk]]]:
         return iterate_live(self._database, after)
+
+    async def live_generations(self, *, limit: int, after: ArtifactKey | None = None) -> list[LiveGeneration]:
+        return await page_of_live(self._database, limit=limit, after=after)
 
     async def quarantined(self, *, limit: int, after: int = 0, with_content: bool = False) -> list[Quarantined]:
         return await open_entries(self._database, limit=limit, after=after, with_content=with_content)

@@ -24,7 +24,7 @@ from dats_common.adapters.sql.tables import artifacts, chunks, documents, outbox
 from dats_common.domain.access import Principal, may_see
 from dats_common.domain.model import NEVER, ArtifactKey, Chunk, ChunkRef, Generation, SourceMetadata
 from dats_common.domain.taint import Tombstone
-from dats_common.ports import ArtifactOutcome, GuardedRead, Heartbeat, LedgerCounts, Passage
+from dats_common.ports import ArtifactOutcome, GuardedRead, Heartbeat, LedgerCounts, LiveGeneration, Passage
 
 _PAGE = 100
 _MOST_CHUNKS = 2**20  # Of a generation: more than a document of 1 MB has characters.
@@ -208,6 +208,24 @@ async def count_all(database: Database) -> LedgerCounts:
             unsent_events=unsent[0],
             oldest_unsent_s=0.0 if unsent[1] is None else max(0.0, (now - unsent[1]) / 1e6),
         )
+
+
+async def page_of_live(database: Database, *, limit: int, after: ArtifactKey | None) -> list[LiveGeneration]:
+    """What is live behind `after`, in the order of the keys, with the number of its chunk rows."""
+    rows_of = select(func.count()).where(chunks.c.generation == artifacts.c.live_generation).scalar_subquery()
+    statement = (
+        select(artifacts.c.tenant_id, artifacts.c.artifact_id, artifacts.c.live_generation, rows_of.label("chunks"))
+        .where(artifacts.c.live_generation.is_not(None))
+        .order_by(artifacts.c.tenant_id, artifacts.c.artifact_id)
+        .limit(limit)
+    )
+    if after is not None:
+        position = tuple_(artifacts.c.tenant_id, artifacts.c.artifact_id)
+        statement = statement.where(position > tuple_(after.tenant_id, after.artifact_id))
+    async with database.reading() as connection:
+        return [
+            LiveGeneration(key_of(row), row.live_generation, row.chunks) for row in await connection.execute(statement)
+        ]
 
 
 async def iterate_live(
