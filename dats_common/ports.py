@@ -611,3 +611,15 @@ class LedgerInventory(Protocol):
 
     async def live_generations(self, *, limit: int, after: ArtifactKey | None = None) -> list[LiveGeneration]:
         """In the order of their keys, from the one behind `after`."""
+
+
+class OperatorsBus(Bus, DeadLetters, Protocol):
+    """All that a broker offers."""
+
+
+class OperatorsLedger(Ledger, Quarantine, LedgerInventory, Protocol):
+    """All that a ledger offers."""
+
+
+class OperatorsIndex(Index, IndexInventory, Protocol):
+    """All that an index offers."""

@@ -11,7 +11,18 @@ from typing import Any
 
 from dats_common.errors import BrokerUnavailable, ConfigurationError
 from dats_common.fingerprint import fingerprint
-from dats_common.ports import Bus, Delivery, Encoder, Index, KeyStore, Ledger, Subscription, TokenVerifier
+from dats_common.ports import (
+    Bus,
+    Delivery,
+    Encoder,
+    Index,
+    KeyStore,
+    OperatorsBus,
+    OperatorsIndex,
+    OperatorsLedger,
+    Subscription,
+    TokenVerifier,
+)
 from dats_common.settings import Settings
 from dats_common.telemetry.logs import log
 
@@ -34,7 +45,7 @@ def bus_file(settings: Settings) -> Path:
 
 
 @asynccontextmanager
-async def open_ledger(settings: Settings) -> AsyncIterator[Ledger]:
+async def open_ledger(settings: Settings) -> AsyncIterator[OperatorsLedger]:
     """The ledger, migrated. Raises: ConfigurationError, LedgerUnavailable."""
     from dats_common.adapters.sql.ledger import open_ledger as open_sql_ledger
 
@@ -69,7 +80,7 @@ def build_token_verifier(settings: Settings) -> TokenVerifier | None:
 
 
 @asynccontextmanager
-async def open_index(settings: Settings) -> AsyncIterator[Index]:
+async def open_index(settings: Settings) -> AsyncIterator[OperatorsIndex]:
     """The Qdrant server that is set, else the embedded engine that runs on the data directory.
 
     Raises: ConfigurationError: nothing is set and no engine runs there.
@@ -143,7 +154,7 @@ async def open_encoder(settings: Settings, *, for_writer: bool) -> AsyncIterator
 
 
 @asynccontextmanager
-async def open_bus(settings: Settings, *, name: str, patient: bool = True) -> AsyncIterator[Bus]:
+async def open_bus(settings: Settings, *, name: str, patient: bool = True) -> AsyncIterator[OperatorsBus]:
     """The broker that is set, else the durable queue under the data directory.
 
     Args:

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from dats_common.domain.model import ArtifactKey, ChunkRef
 from dats_common.maintenance.sweep import Sweeper
-from dats_common.ports import Index, IndexInventory, Ledger, LedgerInventory, LiveGeneration
+from dats_common.ports import IndexInventory, Ledger, LedgerInventory, LiveGeneration, OperatorsIndex, OperatorsLedger
 
 _PAGE = 500
 _EXAMPLES = 20
@@ -24,14 +23,6 @@ Orphans = Counter[tuple[ArtifactKey, int]]
 
 Report = Callable[[int], Awaitable[None]]
 """Told how many points and live chunks have been looked at so far."""
-
-
-class InventoriedLedger(Ledger, LedgerInventory, Protocol):
-    """A ledger that can be compared."""
-
-
-class InventoriedIndex(Index, IndexInventory, Protocol):
-    """An index that can be compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +53,7 @@ class Drift:
         return not self.missing and not self.orphaned
 
 
-async def compare(*, ledger: InventoriedLedger, index: InventoriedIndex, report: Report | None = None) -> Drift:
+async def compare(*, ledger: OperatorsLedger, index: OperatorsIndex, report: Report | None = None) -> Drift:
     """Read everything, a page at a time. Raises: LedgerUnavailable; IndexUnavailable."""
     points = live_chunks = 0
     orphans: Orphans = Counter()
@@ -137,7 +128,7 @@ class Swept:
 
 
 async def sweep_with_figures(
-    *, ledger: Ledger, index: InventoriedIndex, report: Callable[[Swept], Awaitable[None]] | None = None
+    *, ledger: Ledger, index: OperatorsIndex, report: Callable[[Swept], Awaitable[None]] | None = None
 ) -> Swept:
     """`Sweeper.sweep_all` for people: it counts points and tells how far it is. Raises: Unavailable."""
     sweeper = Sweeper(ledger=ledger, index=index)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 import pytest
 from servers import RabbitServer
@@ -17,14 +17,10 @@ from test_bus import DEADLINE_S, Broker, memory_broker, rabbitmq_broker, sqlite_
 
 from dats_common.adapters.rabbitmq import DEAD_LETTERS_BYTES, open_rabbitmq
 from dats_common.contracts.topology import DEAD_LETTERS_QUEUE, TASK_VALIDATED, VALIDATED_QUEUE
-from dats_common.ports import Bus, DeadLetter, DeadLetters, Delivery, Subscription
+from dats_common.ports import Bus, DeadLetter, Delivery, OperatorsBus, Subscription
 
 MANY = 45
 """Enough that an order by text ("10" before "2") or by hash shows."""
-
-
-class OperatorsBus(Bus, DeadLetters, Protocol):
-    """What every bus of ours is."""
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("rabbitmq", marks=pytest.mark.rabbitmq)])

@@ -16,8 +16,9 @@ from dats_common.adapters.memory_index import MemoryIndex
 from dats_common.adapters.sql.ledger import SqlLedger, open_ledger
 from dats_common.domain.model import ArtifactKey, ChunkRef, Generation
 from dats_common.embedded.qdrant_edge import EngineProcess
-from dats_common.maintenance.drift import InventoriedIndex, compare, still_orphaned, sweep_with_figures
+from dats_common.maintenance.drift import compare, still_orphaned, sweep_with_figures
 from dats_common.maintenance.reindex import reindex
+from dats_common.ports import OperatorsIndex
 
 PARTS = 3
 
@@ -25,7 +26,7 @@ PARTS = 3
 class World:
     """A ledger and an index, and documents that are in both."""
 
-    def __init__(self, ledger: SqlLedger, index: InventoriedIndex) -> None:
+    def __init__(self, ledger: SqlLedger, index: OperatorsIndex) -> None:
         self.ledger = ledger
         self.index = index
 
@@ -59,7 +60,7 @@ async def engine() -> AsyncIterator[EngineProcess]:
 @pytest.fixture(params=["memory", "engine"])
 async def world(request: pytest.FixtureRequest, ledger: SqlLedger, engine: EngineProcess) -> AsyncIterator[World]:
     if request.param == "memory":
-        index: InventoriedIndex = MemoryIndex()
+        index: OperatorsIndex = MemoryIndex()
         await index.prepare(FINGERPRINT)
         yield World(ledger, index)
         return

@@ -39,7 +39,6 @@ from dats_common.ports import (
     ArtifactOutcome,
     GuardedRead,
     Heartbeat,
-    Ledger,
     LedgerCounts,
     LiveGeneration,
     OutboxEvent,
@@ -60,7 +59,7 @@ SENT_EVENTS_KEPT_S = 7 * 86_400.0
 @asynccontextmanager
 async def open_ledger(
     url: str, *, timeout_s: float = 10.0, clock: Callable[[], int] = unix_microseconds
-) -> AsyncIterator[Ledger]:
+) -> AsyncIterator[SqlLedger]:
     """The ledger at `url` with its schema up to date.
 
     Raises: ConfigurationError, LedgerUnavailable (see `open_database`).
