@@ -63,6 +63,13 @@ def test_a_port_in_use_is_refused_at_once(tmp_path: Path) -> None:
         assert_refused(ended, f"127.0.0.1:{port}", "PORT")
 
 
+def test_an_open_service_that_others_could_reach_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    file = tmp_path / "rag-service.yaml"
+    file.write_text("server:\n  host: 0.0.0.0\n")
+    ended = start("services.query", DATS_CONFIG=str(file), DATS_DATA_DIR=str(tmp_path / "data"), PORT=PORT)
+    assert_refused(ended, "0.0.0.0", "DATS_AUTH_MODE=required", "dats-rag keys create")
+
+
 @pytest.mark.parametrize("module", SERVICES)
 def test_no_index_is_refused_with_what_to_do(module: str, tmp_path: Path) -> None:
     assert_refused(start(module, DATS_DATA_DIR=str(tmp_path / "data"), PORT=PORT), "QDRANT_HOST", "dats-rag up")
