@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import sys
-from collections.abc import Callable, Coroutine
 from importlib.metadata import version as distribution_version
-from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import typer
 
 from dats_common.clients.errors import RAGError, RAGInvalid, RAGUnavailable
 from dats_common.domain.model import DEFAULT_TENANT
 from dats_common.errors import ConfigurationError, DatsError, Refused
-from dats_common.settings import Settings, load_settings
 from services.cli.console import Voice
-
-EXIT_NO = 1
-EXIT_USAGE = 2
-EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE of sysexits.h
-EXIT_CONFIGURATION = 78  # EX_CONFIG
+from services.cli.operating import dlq_app, quarantine_app, reindex, sweep
+from services.cli.options import (
+    DEFAULT_URL,
+    EXIT_CONFIGURATION,
+    EXIT_NO,
+    EXIT_UNAVAILABLE,
+    EXIT_USAGE,
+    Config,
+    Data,
+    Json,
+    PortOption,
+    Tenant,
+    Url,
+    own_key,
+    run_until_signal,
+    settings_for,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,16 +39,10 @@ app = typer.Typer(
 
 keys_app = typer.Typer(no_args_is_help=True, help="API keys, straight on the ledger.")
 app.add_typer(keys_app, name="keys")
-
-Json = Annotated[bool, typer.Option("--json", help="One JSON document for machines.")]
-Data = Annotated[Path | None, typer.Option("--data", help="Data directory of the embedded engines [DATS_DATA_DIR].")]
-Config = Annotated[Path | None, typer.Option("--config", help="YAML settings [DATS_CONFIG].")]
-PortOption = Annotated[int | None, typer.Option("--port", min=1, max=65535, help="HTTP port [PORT].")]
-Tenant = Annotated[str | None, typer.Option("--tenant", help="For a key of several tenants.")]
-Url = Annotated[str, typer.Option("--url", help="The service's API.")]
-DEFAULT_URL = "http://127.0.0.1:8000/api/v1"
-
-T = TypeVar("T")
+app.add_typer(dlq_app, name="dlq")
+app.add_typer(quarantine_app, name="quarantine")
+app.command()(sweep)
+app.command()(reindex)
 
 
 def run_app() -> None:
@@ -67,33 +68,6 @@ def run_app() -> None:
 def _fail(text: str, status: int) -> None:
     sys.stderr.write(f"dats-rag: {text}\n")
     sys.exit(status)
-
-
-def settings_for(*, config: Path | None = None, data: Path | None = None, port: int | None = None) -> Settings:
-    """The settings with a command's options on top. Raises: ConfigurationError."""
-    options = {"DATS_DATA_DIR": str(data) if data else "", "PORT": str(port) if port else ""}
-    return load_settings(config, {**os.environ, **{name: value for name, value in options.items() if value}})
-
-
-def own_key() -> str | None:
-    """The key that commands send to the service, from the settings. Raises: ConfigurationError."""
-    return settings_for().auth.api_key.get_secret_value() or None
-
-
-def run_until_signal(work: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
-    """Run `work` and cancel it in order on SIGTERM or SIGINT. Returns None when it was cancelled so."""
-
-    async def guarded() -> T | None:
-        task = asyncio.ensure_future(work())
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, task.cancel)
-        try:
-            return await task
-        except asyncio.CancelledError:
-            return None
-
-    return asyncio.run(guarded())
 
 
 def _print_version(wanted: bool) -> None:
@@ -230,22 +204,6 @@ def taint(
         done = client.batch_invalidate(ids, reason=reason, cascade_id=cascade, tenant_id=tenant)
     voice.result(done.model_dump(mode="json"))
     voice.say(f"{done.invalidated} invalidated, {done.chunks_removed} chunks gone from every answer")
-
-
-@app.command()
-def reindex(
-    recreate: Annotated[bool, typer.Option("--recreate", help="Drop the collection first (a new model).")] = False,
-    config: Config = None,
-    data: Data = None,
-    as_json: Json = False,
-) -> None:
-    """Rebuild the index from the ledger; a running fleet goes on serving."""
-    from services.cli.maintenance import rebuild
-
-    voice = Voice(as_json=as_json)
-    done = asyncio.run(rebuild(settings_for(config=config, data=data), recreate=recreate, voice=voice))
-    voice.result({"artifacts": done.artifacts if done else 0, "chunks": done.chunks if done else 0})
-    voice.say(f"{done.chunks} chunks of {done.artifacts} artifacts" if done else "Nothing is live: nothing to index")
 
 
 @app.command()

@@ -1,0 +1,154 @@
+"""Commands for those who keep a fleet well: dead letters, quarantine, sweep, rebuild."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Annotated
+
+import typer
+
+from services.cli.console import Voice
+from services.cli.options import EXIT_NO, Config, Data, Json, settings_for
+
+dlq_app = typer.Typer(no_args_is_help=True, help="Dead letters: look at them, give them another try, drop them.")
+quarantine_app = typer.Typer(no_args_is_help=True, help="Versions that could not be ordered: look, and readmit.")
+
+Ids = Annotated[list[str] | None, typer.Argument(help="As `dlq list` shows them.", metavar="[ID]...")]
+All = Annotated[bool, typer.Option("--all", help="All that are there.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many.")]
+Body = Annotated[bool, typer.Option("--body", help="The content too; it may be sensitive.")]
+
+
+@dlq_app.command("list")
+def list_dead_letters(limit: Limit = 100, config: Config = None, data: Data = None, as_json: Json = False) -> None:
+    """The oldest dead letters; they stay where they are."""
+    from services.cli.dead_letters import show_list
+
+    settings = settings_for(config=config, data=data)
+    asyncio.run(show_list(settings, limit=limit, voice=Voice(as_json=as_json)))
+
+
+@dlq_app.command("show")
+def show_dead_letter(
+    letter_id: Annotated[str, typer.Argument(help="As `dlq list` shows it.", metavar="ID")],
+    body: Body = False,
+    config: Config = None,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """One dead letter: why, where from, how often, since when; exit 1 if there is none of this id."""
+    from services.cli.dead_letters import show_one
+
+    settings = settings_for(config=config, data=data)
+    found = asyncio.run(show_one(settings, letter_id, with_body=body, voice=Voice(as_json=as_json)))
+    raise typer.Exit(0 if found else EXIT_NO)
+
+
+@dlq_app.command("replay")
+def replay_dead_letters(
+    ids: Ids = None, everything: All = False, config: Config = None, data: Data = None, as_json: Json = False
+) -> None:
+    """Another try in the queue they came from, attempts counted anew; exit 1 if some were not moved."""
+    from services.cli.dead_letters import replay
+
+    wanted = _wanted(ids, everything)
+    settings = settings_for(config=config, data=data)
+    well = asyncio.run(replay(settings, wanted, voice=Voice(as_json=as_json)))
+    raise typer.Exit(0 if well else EXIT_NO)
+
+
+@dlq_app.command("drop")
+def drop_dead_letters(
+    ids: Ids = None,
+    everything: All = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    config: Config = None,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Delete dead letters for good; exit 1 if some were not there."""
+    from services.cli.dead_letters import drop
+
+    wanted = _wanted(ids, everything)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise typer.BadParameter("deleting needs --yes where nobody can be asked")
+        typer.confirm(
+            "Delete all dead letters?" if wanted is None else f"Delete {len(wanted)} dead letters?", abort=True
+        )
+    settings = settings_for(config=config, data=data)
+    well = asyncio.run(drop(settings, wanted, voice=Voice(as_json=as_json)))
+    raise typer.Exit(0 if well else EXIT_NO)
+
+
+def _wanted(ids: list[str] | None, everything: bool) -> list[str] | None:
+    """None: all. Raises: BadParameter: both or neither were asked for."""
+    if bool(ids) == everything:
+        raise typer.BadParameter("name dead letters, or give --all")
+    return ids or None
+
+
+@quarantine_app.command("list")
+def list_quarantine(
+    limit: Limit = 100,
+    after: Annotated[int, typer.Option("--after", min=0, help="Entries behind this one: the next page.")] = 0,
+    body: Body = False,
+    config: Config = None,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Open entries, the oldest first: which version, why, and how long it has waited."""
+    from services.cli.quarantine import show_list
+
+    settings = settings_for(config=config, data=data)
+    asyncio.run(show_list(settings, limit=limit, after=after, with_content=body, voice=Voice(as_json=as_json)))
+
+
+@quarantine_app.command("readmit")
+def readmit_quarantined(
+    entries: Annotated[list[int], typer.Argument(help="As `quarantine list` shows them.", metavar="ENTRY...")],
+    config: Config = None,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Index these versions as of now; exit 1 where a taint forbids it or there is no such entry."""
+    from services.cli.quarantine import readmit_all
+
+    settings = settings_for(config=config, data=data)
+    well = asyncio.run(readmit_all(settings, entries, voice=Voice(as_json=as_json)))
+    raise typer.Exit(0 if well else EXIT_NO)
+
+
+def sweep(config: Config = None, data: Data = None, as_json: Json = False) -> None:
+    """Remove what the index holds and nobody can see: one full pass, beside a working fleet."""
+    from services.cli.maintenance import sweep_once
+
+    voice = Voice(as_json=as_json)
+    done = asyncio.run(sweep_once(settings_for(config=config, data=data), voice=voice))
+    voice.result({"looked_at": done.looked_at, "orphaned_points": done.points, "removed_generations": done.generations})
+    voice.say(
+        f"{done.looked_at} points looked at; {done.points} orphaned ones of {done.generations} generations removed"
+    )
+
+
+def reindex(
+    recreate: Annotated[bool, typer.Option("--recreate", help="Drop the collection first (a new model).")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Begin anew instead of where the last run ended.")] = False,
+    config: Config = None,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Rebuild the index from the ledger; a running fleet goes on serving. Interrupted, it goes on where it ended."""
+    from services.cli.maintenance import rebuild
+
+    voice = Voice(as_json=as_json)
+    settings = settings_for(config=config, data=data)
+    done = asyncio.run(rebuild(settings, recreate=recreate, restart=restart, voice=voice))
+    voice.result(
+        {"artifacts": done.artifacts, "chunks": done.chunks, "resumed_after_chunks": done.resumed_after_chunks}
+    )
+    if done.artifacts:
+        voice.say(f"{done.chunks} chunks of {done.artifacts} artifacts")
+    else:
+        voice.say("Nothing is live: nothing to index")
