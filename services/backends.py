@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dats_common.errors import BrokerUnavailable, ConfigurationError
 from dats_common.fingerprint import fingerprint
@@ -25,6 +25,9 @@ from dats_common.ports import (
 )
 from dats_common.settings import Settings
 from dats_common.telemetry.logs import log
+
+if TYPE_CHECKING:
+    from dats_common.adapters.sql.row_security import Access, Acting
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 
@@ -45,20 +48,47 @@ def bus_file(settings: Settings) -> Path:
 
 
 @asynccontextmanager
-async def open_ledger(settings: Settings) -> AsyncIterator[OperatorsLedger]:
-    """The ledger, migrated. Raises: ConfigurationError, LedgerUnavailable."""
+async def open_ledger(settings: Settings, *, acting: Acting = "writer") -> AsyncIterator[OperatorsLedger]:
+    """The ledger, migrated. Raises: ConfigurationError, LedgerUnavailable.
+
+    Args:
+        acting: on PostgreSQL `query` sees one tenant at a time and what is public, `writer` all tenants.
+    """
     from dats_common.adapters.sql.ledger import open_ledger as open_sql_ledger
 
-    async with open_sql_ledger(ledger_url(settings), timeout_s=settings.sql.timeout_s) as ledger:
+    access = _access(settings, acting)
+    async with open_sql_ledger(ledger_url(settings), timeout_s=settings.sql.timeout_s, access=access) as ledger:
         yield ledger
 
 
+async def migrate_ledger(settings: Settings) -> None:
+    """Bring the schema and the roles up to date. Raises: ConfigurationError, LedgerUnavailable."""
+    from dats_common.adapters.sql.engine import migrate
+
+    await migrate(
+        settings.sql.migration_url.get_secret_value() or ledger_url(settings), timeout_s=settings.sql.timeout_s
+    )
+
+
+def _access(settings: Settings, acting: Acting) -> Access:
+    from dats_common.adapters.sql.connecting import is_local
+    from dats_common.adapters.sql.row_security import Access
+
+    return Access(
+        acting,
+        migration_url=settings.sql.migration_url.get_secret_value() or None,
+        # As with authentication: what one machine may do for ease, a network may not unless somebody says so.
+        login_may_own=settings.sql.allow_owner or is_local(ledger_url(settings)),
+    )
+
+
 @asynccontextmanager
-async def open_key_store(settings: Settings) -> AsyncIterator[KeyStore]:
+async def open_key_store(settings: Settings, *, acting: Acting = "writer") -> AsyncIterator[KeyStore]:
     """API keys and the audit, in the ledger's database. Raises: ConfigurationError, LedgerUnavailable."""
     from dats_common.adapters.sql.identity import open_key_store as open_sql_key_store
 
-    async with open_sql_key_store(ledger_url(settings), timeout_s=settings.sql.timeout_s) as keys:
+    access = _access(settings, acting)
+    async with open_sql_key_store(ledger_url(settings), timeout_s=settings.sql.timeout_s, access=access) as keys:
         yield keys
 
 

@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import asyncpg
 
+from dats_common.adapters.sql.ledger import open_ledger
+from dats_common.adapters.sql.row_security import Access
 from dats_common.domain.access import LAPTOP
 from dats_common.domain.model import (
     ArtifactKey,
@@ -25,7 +27,7 @@ from dats_common.domain.model import (
     Validated,
 )
 from dats_common.domain.taint import FlipVerdict, Verdict
-from dats_common.ports import Admission, GuardedRead, Ledger
+from dats_common.ports import Admission, GuardedRead, Ledger, TaintReceipt
 
 SECOND = 1_000_000
 NOON = 1_767_268_800 * SECOND
@@ -56,6 +58,39 @@ async def fresh_database(server_url: str) -> AsyncIterator[str]:
         await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
     finally:
         await admin.close()
+
+
+class InAFleet:
+    """A ledger on PostgreSQL whose calls are made as a fleet makes them: a replica's under a replica's role."""
+
+    OF_A_REPLICA = frozenset(
+        {"read", "still_live", "outcome", "counts", "heartbeat", "now", "ping", "kept", "relay", "announce"}
+    )
+
+    def __init__(self, writer: Ledger, replica: Ledger) -> None:
+        self._writer = writer
+        self._replica = replica
+
+    def __getattr__(self, call: str) -> Any:
+        return getattr(self._replica if call in self.OF_A_REPLICA else self._writer, call)
+
+    async def taint(self, taint: Taint, *, skew_s: float) -> TaintReceipt:
+        over_http = taint.tenant_id is not None  # only the bus brings a taint for all tenants
+        return await (self._replica if over_http else self._writer).taint(taint, skew_s=skew_s)
+
+    async def forget(self, keys: Sequence[ArtifactKey] | None = None) -> None:
+        await (self._writer if keys is None else self._replica).forget(keys)
+
+
+@asynccontextmanager
+async def open_as_a_fleet(url: str) -> AsyncIterator[Ledger]:
+    """The ledger at `url`; on PostgreSQL under both roles."""
+    async with open_ledger(url) as writer:
+        if url.startswith("sqlite"):
+            yield writer
+            return
+        async with open_ledger(url, access=Access("query")) as replica:
+            yield cast(Ledger, InAFleet(writer, replica))
 
 
 def key(artifact_id: str = "a", tenant_id: str = "default") -> ArtifactKey:
@@ -140,6 +175,15 @@ async def text_of(ledger: Ledger, refs: Sequence[ChunkRef], **principal: Any) ->
     """What the guard hands out of `refs`, joined; None if it hands out nothing."""
     read: GuardedRead = await ledger.read(refs, replace(LAPTOP, **principal))
     return "".join(read.passages[ref].text for ref in refs if ref in read.passages) or None
+
+
+async def live_of(ledger: Ledger, refs: Sequence[ChunkRef]) -> frozenset[ChunkRef]:
+    """Those that are live, asked on behalf of each one's own tenant."""
+    live: frozenset[ChunkRef] = frozenset()
+    for tenant_id in {ref.key.tenant_id for ref in refs}:
+        own = [ref for ref in refs if ref.key.tenant_id == tenant_id]
+        live |= await ledger.still_live(own, replace(LAPTOP, tenant_id=tenant_id))
+    return live
 
 
 async def version_of(ledger: Ledger, ref: ChunkRef) -> float:

@@ -49,6 +49,13 @@ class Sql(Section):
         SecretStr(""), description="SQLAlchemy URL, such as postgresql+asyncpg://...; empty: SQLite in data_dir"
     )
     timeout_s: Seconds = Field(10.0, description="longest wait for a connection or a statement")
+    migration_url: Annotated[SecretStr, Env("DATS_SQL_MIGRATION_URL")] = Field(
+        SecretStr(""), description="PostgreSQL: the owner's URL, which changes the schema; empty: sql.url does that too"
+    )
+    allow_owner: Annotated[bool, Env("DATS_SQL_ALLOW_OWNER")] = Field(
+        False,
+        description="start although the login of a PostgreSQL on another machine owns the tables or is a superuser",
+    )
 
     @property
     def is_embedded(self) -> bool:

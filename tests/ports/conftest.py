@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from ledgers import Clock, fresh_database
+from ledgers import Clock, fresh_database, open_as_a_fleet
 
 from dats_common.adapters.sql.ledger import open_ledger
 from dats_common.ports import Ledger
@@ -30,8 +30,8 @@ async def ledger_url(database: str, tmp_path: Path) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def ledger(ledger_url: str) -> AsyncIterator[Ledger]:
-    """A ledger in an empty database, on the real clock."""
-    async with open_ledger(ledger_url) as opened:
+    """A ledger in an empty database, on the real clock; on PostgreSQL each call under the role that makes it."""
+    async with open_as_a_fleet(ledger_url) as opened:
         yield opened
 
 

@@ -14,6 +14,7 @@ from ledgers import (
     Writer,
     cut,
     key,
+    live_of,
     metadata,
     outcome_of,
     refs_of,
@@ -321,7 +322,7 @@ async def test_a_taint_of_one_tenant_leaves_the_others(ledger: Ledger) -> None:
     mine = refs_of(await writer.publish(validated(key("a", "mine"), at_s=1)))
     yours = refs_of(await writer.publish(validated(key("a", "yours"), at_s=1)))
     await ledger.taint(tainted("a", at_s=10, tenant_id="mine"), skew_s=0)
-    assert await ledger.still_live(mine + yours, LAPTOP) == frozenset(yours)
+    assert await live_of(ledger, mine + yours) == frozenset(yours)
 
 
 async def test_a_taint_without_tenant_covers_all_tenants_also_later_ones(ledger: Ledger) -> None:
@@ -335,7 +336,7 @@ async def test_a_taint_without_tenant_covers_all_tenants_also_later_ones(ledger:
     receipt = await ledger.taint(tainted("a", at_s=10, tenant_id=None), skew_s=0)
     assert receipt.chunks_removed == {"a": 4}
     assert receipt.fallen == (key("a", "t1"), key("a", "t2"))
-    assert await ledger.still_live(refs, LAPTOP) == frozenset()
+    assert await live_of(ledger, refs) == frozenset()
     assert await writer.flip(preparing) is FlipVerdict.GARBAGE
     assert (await writer.admit(validated(key("a", "t4"), at_s=5))).verdict is Verdict.SUPPRESSED
     assert (await writer.admit(validated(key("a", "t4"), at_s=11))).verdict is Verdict.EMBED
@@ -611,9 +612,9 @@ async def test_any_id_and_any_text_come_back_as_they_went_in(ledger: Ledger, art
     assert await text_of(ledger, refs, tenant_id="tenant 'ü'") == content
     other = artifact_id.swapcase() if artifact_id.swapcase() != artifact_id else artifact_id + "x"  # case counts
     await ledger.taint(tainted(other, at_s=10, tenant_id=None), skew_s=0)
-    assert await ledger.still_live(refs, LAPTOP) == frozenset(refs)
+    assert await live_of(ledger, refs) == frozenset(refs)
     await ledger.taint(tainted(artifact_id, at_s=10, tenant_id=None), skew_s=0)
-    assert await ledger.still_live(refs, LAPTOP) == frozenset()
+    assert await live_of(ledger, refs) == frozenset()
 
 
 async def test_more_candidates_than_a_statement_holds_are_all_judged(ledger: Ledger) -> None:

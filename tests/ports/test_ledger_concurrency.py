@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 import pytest
-from ledgers import Inbox, Writer, key, refs_of, tainted, text_of, validated, version_of
+from ledgers import Inbox, Writer, key, live_of, open_as_a_fleet, refs_of, tainted, text_of, validated, version_of
 from sqlalchemy import text
 
 from dats_common.adapters.sql.engine import open_database
@@ -28,7 +28,7 @@ ROUNDS = 200
 @pytest.fixture
 async def other(ledger: Ledger, ledger_url: str) -> AsyncIterator[Ledger]:
     """A second process's view of the same ledger: an engine, a pool and locks of its own."""
-    async with open_ledger(ledger_url) as opened:
+    async with open_as_a_fleet(ledger_url) as opened:
         yield opened
 
 
@@ -77,7 +77,7 @@ async def test_a_taint_without_tenant_that_races_a_new_tenant_never_shows_it(led
 
         generation, _ = await asyncio.gather(publish(artifact), taint())
         if generation is not None:
-            assert await other.still_live(refs_of(generation), LAPTOP) == frozenset()
+            assert await live_of(other, refs_of(generation)) == frozenset()
 
 
 async def test_the_guard_honours_a_taint_that_missed_a_row_in_the_making(ledger: Ledger, ledger_url: str) -> None:
@@ -89,7 +89,7 @@ async def test_the_guard_honours_a_taint_that_missed_a_row_in_the_making(ledger:
     bounds = {"id": "a", "through": await _bound(ledger)}
     async with open_database(ledger_url) as database, database.writing() as connection:
         await connection.execute(text("INSERT INTO rag_wildcards VALUES (:id, :through, :through, :through)"), bounds)
-    assert await ledger.still_live(covered + beyond, LAPTOP) == frozenset(beyond)
+    assert await live_of(ledger, covered + beyond) == frozenset(beyond)
     assert await text_of(ledger, covered, tenant_id="t") is None
     assert await text_of(ledger, beyond, tenant_id="u") == "one content"
 

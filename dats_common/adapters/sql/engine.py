@@ -1,28 +1,24 @@
-"""Opening the ledger's database: pragmas, durability checks, migrations, and the translation of driver errors."""
+"""Opening the ledger's database: pragmas, durability and role checks, and the translation of driver errors."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from itertools import groupby
 from uuid import uuid4
 
-from alembic import command
-from alembic.config import Config
-from sqlalchemy import URL, Connection, event, text
-from sqlalchemy.engine import make_url
+from sqlalchemy import URL, text
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from dats_common.adapters.sql.connecting import build_postgres_engine, open_file, parse_url
+from dats_common.adapters.sql.row_security import AS_WRITER, Access, act_for, require_bound, require_membership
+from dats_common.adapters.sql.schema import newest_version, upgrade, version_of
+from dats_common.domain.model import ArtifactKey
 from dats_common.errors import ConfigurationError, LedgerUnavailable
-
-MIGRATIONS = Path(__file__).parent / "migrations"
-# Any constant: it only has to be the same in every process that migrates the same Postgres database.
-_MIGRATION_LOCK = 0x0DA7_5A6E
 
 
 def unix_microseconds() -> int:
@@ -36,6 +32,7 @@ class Database:
 
     Attributes:
         clock: the ledger's clock on SQLite; Postgres asks the server.
+        sees_one_tenant: every transaction sees the tenant that it acts for and no other: a replica on Postgres.
         new_id: names an event that nobody else has named.
     """
 
@@ -43,6 +40,7 @@ class Database:
     timeout_s: float
     clock: Callable[[], int] = unix_microseconds
     new_id: Callable[[], str] = lambda: str(uuid4())
+    sees_one_tenant: bool = False
     _sqlite_writes: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -54,6 +52,7 @@ class Database:
     async def reading(self, tenant_id: str | None = None) -> AsyncIterator[AsyncConnection]:
         """A read transaction on behalf of a tenant, or of nobody. Raises: LedgerUnavailable."""
         async with self._bounded(), self.engine.connect() as connection:
+            await self._act_for(connection, tenant_id)
             yield connection
 
     @asynccontextmanager
@@ -65,6 +64,7 @@ class Database:
         async with self._bounded():
             if not self.is_sqlite:
                 async with self.engine.begin() as connection:
+                    await self._act_for(connection, tenant_id)
                     yield connection
                 return
             # SQLite lets one writer in and has the others poll; waiting here is fair and wakes at once.
@@ -72,6 +72,18 @@ class Database:
                 await connection.execution_options(sqlite_begin="BEGIN IMMEDIATE")
                 async with connection.begin():
                     yield connection
+
+    async def _act_for(self, connection: AsyncConnection, tenant_id: str | None) -> None:
+        if self.sees_one_tenant and tenant_id is not None:
+            await act_for(connection, tenant_id)
+
+    def shares(self, keys: Sequence[ArtifactKey]) -> Iterator[tuple[str | None, Sequence[ArtifactKey]]]:
+        """Parts of `keys` that one transaction sees in full, each with the tenant to act for."""
+        if not self.sees_one_tenant:
+            yield None, keys
+            return
+        for tenant_id, part in groupby(sorted(keys), key=lambda key: key.tenant_id):
+            yield tenant_id, list(part)
 
     @asynccontextmanager
     async def _bounded(self) -> AsyncIterator[None]:
@@ -106,102 +118,90 @@ async def open_database(
     timeout_s: float = 10.0,
     pool_size: int = 8,
     clock: Callable[[], int] = unix_microseconds,
+    access: Access = AS_WRITER,
 ) -> AsyncIterator[Database]:
     """Connect, check what the promise needs, and bring the schema up to date.
 
     Args:
         url: `sqlite:///PATH` or `postgresql://...`; the async driver is chosen here.
         timeout_s: bound of every transaction.
+        access: on PostgreSQL, as whom.
 
     Raises:
-        ConfigurationError: the URL is unusable, the path cannot be written, or the server would lose commits.
+        ConfigurationError: the URL is unusable, the path cannot be written, the server would lose commits, or row
+            level security would not bind this process.
         LedgerUnavailable: the server does not answer.
     """
-    engine = _engine(url, pool_size=pool_size, timeout_s=timeout_s)
-    database = Database(engine, timeout_s=timeout_s, clock=clock)
+    parsed = parse_url(url)
+    on_sqlite = parsed.get_backend_name() == "sqlite"
+    if on_sqlite:
+        engine = open_file(parsed, pool_size=pool_size, timeout_s=timeout_s)
+    else:
+        await migrate(access.migration_url or url, timeout_s=timeout_s)
+        async with _as_login(parsed, timeout_s=timeout_s) as login, login.reading() as connection:
+            await require_membership(connection, access.acting)
+        engine = build_postgres_engine(parsed, timeout_s=timeout_s, role=access.role, pool_size=pool_size)
+    database = Database(
+        engine,
+        timeout_s=timeout_s,
+        clock=clock,
+        sees_one_tenant=not on_sqlite and access.acting == "query",
+    )
     try:
-        await _check_durability(database)
-        await _migrate(database)
+        if on_sqlite:
+            await _prepare(database)
+        else:
+            async with database.reading() as connection:
+                await require_bound(connection, access)
         yield database
     finally:
         await engine.dispose()
 
 
-def _engine(url: str, *, pool_size: int, timeout_s: float) -> AsyncEngine:
-    try:
-        parsed = make_url(url)
-    except SQLAlchemyError as error:
-        raise ConfigurationError(
-            "DATS_SQL_URL is not a database URL; use sqlite:///PATH or postgresql://..."
-        ) from error
-    if parsed.get_backend_name() == "sqlite":
-        if not parsed.database or parsed.database == ":memory:":
-            raise ConfigurationError("the ledger needs a file: sqlite:///PATH (a memory database would lose it)")
-        _require_writable(Path(parsed.database))
-        return build_sqlite_engine(parsed.database, pool_size=pool_size, timeout_s=timeout_s)
-    if parsed.get_backend_name() == "postgresql":
-        return create_async_engine(
-            parsed.set(drivername="postgresql+asyncpg"),
-            pool_size=pool_size,
-            pool_timeout=timeout_s,
-            pool_pre_ping=True,
-            connect_args={
-                "timeout": timeout_s,
-                "command_timeout": timeout_s,
-                "server_settings": _server_side_bounds(timeout_s),
-            },
-        )
-    raise ConfigurationError(f"DATS_SQL_URL names {parsed.get_backend_name()!r}; SQLite and PostgreSQL are supported")
+async def migrate(url: str, *, timeout_s: float = 10.0) -> None:
+    """Bring the schema at `url` up to date, and on PostgreSQL the roles.
 
-
-def build_sqlite_engine(
-    path: str, *, pool_size: int, timeout_s: float, connect: Callable[..., Any] | None = None
-) -> AsyncEngine:
-    """The engine on a database file.
-
-    Args:
-        connect: opens a connection as `aiosqlite.connect` does, which is what None means; a simulation brings one that
-            needs no thread.
+    Raises:
+        ConfigurationError: the login may not do it, or the server would lose commits.
+        LedgerUnavailable: the server does not answer.
     """
-    engine = create_async_engine(
-        URL.create("sqlite+aiosqlite", database=path),
-        pool_size=pool_size,
-        connect_args={"timeout": timeout_s},
-        **({} if connect is None else {"async_creator": connect}),
-    )
-    event.listen(engine.sync_engine, "connect", _sqlite_pragmas)
-    event.listen(engine.sync_engine, "begin", _sqlite_begin)
-    return engine
+    parsed = parse_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        async with open_database(url, timeout_s=timeout_s):
+            return
+    async with _as_login(parsed, timeout_s=timeout_s) as database:
+        await _prepare(database)
 
 
-def _server_side_bounds(timeout_s: float) -> dict[str, str]:
-    """A process that hangs, or whose host is gone, must not hold an artifact's lock: taints would wait behind it."""
-    bound_ms = str(max(1, round(timeout_s * 1000)))
-    return {"statement_timeout": bound_ms, "idle_in_transaction_session_timeout": bound_ms}
-
-
-def _require_writable(path: Path) -> None:
+async def _prepare(database: Database) -> None:
+    await _check_durability(database)
+    async with database.reading() as connection:
+        found, needed = await version_of(connection), newest_version()
+    if found == needed:
+        return  # a login that may read the version need not be one that may change the schema
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab"):
-            pass
-    except OSError as error:
-        raise ConfigurationError(f"cannot write the ledger at {path}: {error.strerror}") from error
+        async with database.writing() as connection:
+            await upgrade(connection)
+    except LedgerUnavailable as error:
+        if getattr(getattr(error.__cause__, "orig", None), "sqlstate", None) != _INSUFFICIENT_PRIVILEGE:
+            raise
+        raise ConfigurationError(
+            f"the schema is at version {found} and this release needs {needed}, but {error}. Run `dats-rag migrate` "
+            "with DATS_SQL_MIGRATION_URL, the URL of a login that owns the tables and may create roles"
+        ) from error
 
 
-def _sqlite_pragmas(connection: Any, _record: object) -> None:
-    connection.isolation_level = None  # the driver must not begin transactions of its own: see _sqlite_begin
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
-    # FULL: an acknowledged commit survives power loss; in WAL mode NORMAL would not promise that.
-    cursor.execute("PRAGMA synchronous=FULL")
-    cursor.execute("PRAGMA wal_autocheckpoint=4000")
-    cursor.close()
+_INSUFFICIENT_PRIVILEGE = "42501"  # Source: PostgreSQL manual, appendix A
 
 
-def _sqlite_begin(connection: Connection) -> None:
-    # IMMEDIATE for writes: a read that turns into a write could otherwise fail with SQLITE_BUSY half-way.
-    connection.exec_driver_sql(connection.get_execution_options().get("sqlite_begin", "BEGIN"))
+@asynccontextmanager
+async def _as_login(url: URL, *, timeout_s: float) -> AsyncIterator[Database]:
+    """The database as the login itself, for the checks and the migrations before a process takes its role."""
+    engine = build_postgres_engine(url, timeout_s=timeout_s)
+    try:
+        yield Database(engine, timeout_s=timeout_s)
+    finally:
+        await engine.dispose()
 
 
 async def _check_durability(database: Database) -> None:
@@ -220,18 +220,3 @@ async def _check_durability(database: Database) -> None:
             raise ConfigurationError(
                 "PostgreSQL runs with synchronous_commit=off: an acknowledged taint could be lost; switch it on"
             )
-
-
-async def _migrate(database: Database) -> None:
-    async with database.writing() as connection:
-        if not database.is_sqlite:
-            await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
-        await connection.run_sync(_upgrade)
-
-
-def _upgrade(connection: Connection) -> None:
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
-    config.set_main_option("path_separator", "os")
-    config.attributes["connection"] = connection
-    command.upgrade(config, "head")

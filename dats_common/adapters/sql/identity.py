@@ -11,6 +11,7 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from dats_common.adapters.sql.engine import Database, open_database
+from dats_common.adapters.sql.row_security import AS_WRITER, Access
 from dats_common.adapters.sql.tables import audit, keys
 from dats_common.domain.model import Taint
 from dats_common.ports import AuditEntry, KeyStore, StoredKey
@@ -22,9 +23,9 @@ _LOOKUPS = 4
 
 
 @asynccontextmanager
-async def open_key_store(url: str, *, timeout_s: float = 10.0) -> AsyncIterator[KeyStore]:
+async def open_key_store(url: str, *, timeout_s: float = 10.0, access: Access = AS_WRITER) -> AsyncIterator[KeyStore]:
     """The keys of the ledger at `url`, its schema up to date. Raises: ConfigurationError, LedgerUnavailable."""
-    async with open_database(url, timeout_s=timeout_s, pool_size=_LOOKUPS) as database:
+    async with open_database(url, timeout_s=timeout_s, pool_size=_LOOKUPS, access=access) as database:
         yield SqlKeyStore(database)
 
 

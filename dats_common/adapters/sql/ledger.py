@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from dats_common.adapters.sql.reading import (
     page_of_live,
     read_passages,
 )
+from dats_common.adapters.sql.row_security import AS_WRITER, Access
 from dats_common.adapters.sql.rows import SLICE, enqueue, insert, is_any_of, key_of, slices
 from dats_common.adapters.sql.tables import artifacts, chunks, documents, outbox, pending, writers
 from dats_common.adapters.sql.tainting import commit_taint
@@ -58,13 +59,17 @@ SENT_EVENTS_KEPT_S = 7 * 86_400.0
 
 @asynccontextmanager
 async def open_ledger(
-    url: str, *, timeout_s: float = 10.0, clock: Callable[[], int] = unix_microseconds
+    url: str,
+    *,
+    timeout_s: float = 10.0,
+    clock: Callable[[], int] = unix_microseconds,
+    access: Access = AS_WRITER,
 ) -> AsyncIterator[SqlLedger]:
     """The ledger at `url` with its schema up to date.
 
     Raises: ConfigurationError, LedgerUnavailable (see `open_database`).
     """
-    async with open_database(url, timeout_s=timeout_s, clock=clock) as database:
+    async with open_database(url, timeout_s=timeout_s, clock=clock, access=access) as database:
         yield SqlLedger(database)
 
 
@@ -116,16 +121,18 @@ class SqlLedger:
                 return []  # the common case must not take SQLite's write lock
         async with self._database.writing() as connection:
             now = await self._database.now(connection)
+            # A CTE, so that it runs once: as a subquery a plan may run it for each row, and take more than `limit`.
             oldest = (
                 select(outbox.c.id)
                 .where(outbox.c.sent_at.is_(None), outbox.c.claimed_until < now)
                 .order_by(outbox.c.id)
                 .limit(limit)
                 .with_for_update(skip_locked=True)
+                .cte("oldest")
             )
             rows = await connection.execute(
                 update(outbox)
-                .where(outbox.c.id.in_(oldest.scalar_subquery()))
+                .where(outbox.c.id.in_(select(oldest.c.id)))
                 .values(claimed_until=now + round(RELAY_CLAIM_S * 1e6))
                 .returning(outbox.c.id, outbox.c.event_id, outbox.c.routing_key, outbox.c.body)
             )
@@ -146,7 +153,7 @@ class SqlLedger:
 
     async def kept(self, keys: Sequence[ArtifactKey]) -> dict[ArtifactKey, set[int]]:
         keep: dict[ArtifactKey, set[int]] = defaultdict(set)
-        for part in slices(list(keys)):
+        for tenant_id, part in self._parts(keys):
             # One statement, so that a generation on its way from pending to live is never missed between two.
             live = select(
                 artifacts.c.tenant_id, artifacts.c.artifact_id, artifacts.c.live_generation.label("generation")
@@ -154,15 +161,20 @@ class SqlLedger:
             writing = select(pending.c.tenant_id, pending.c.artifact_id, pending.c.generation).where(
                 is_any_of(self._database.engine, pending, part)
             )
-            async with self._database.reading() as connection:
+            async with self._database.reading(tenant_id) as connection:
                 for row in await connection.execute(live.union_all(writing)):
                     keep[key_of(row)].add(row.generation)
         return dict(keep)
 
+    def _parts(self, keys: Sequence[ArtifactKey]) -> Iterator[tuple[str | None, Sequence[ArtifactKey]]]:
+        for tenant_id, share in self._database.shares(keys):
+            for part in slices(share):
+                yield tenant_id, part
+
     async def forget(self, keys: Sequence[ArtifactKey] | None = None) -> None:
-        for part in slices(list(keys)) if keys is not None else [None]:
-            while dead := await self._forgettable(part):
-                async with self._database.writing() as connection:
+        for tenant_id, part in self._parts(keys) if keys is not None else [(None, None)]:
+            while dead := await self._forgettable(part, tenant_id):
+                async with self._database.writing(tenant_id) as connection:
                     await connection.execute(delete(chunks).where(chunks.c.generation.in_(dead)))
                     await connection.execute(
                         delete(documents).where(documents.c.generation.in_(dead), _has_a_live_successor())
@@ -170,12 +182,12 @@ class SqlLedger:
         if keys is None:
             await self._purge_outbox()
 
-    async def _forgettable(self, keys: Sequence[ArtifactKey] | None) -> list[int]:
+    async def _forgettable(self, keys: Sequence[ArtifactKey] | None, tenant_id: str | None) -> list[int]:
         """Some terminal generations with something left to drop. Looked up outside of a write transaction: over all
         artifacts this is a scan, and a taint must not wait for it. Terminal generations never come back."""
         leftover = exists().where(chunks.c.generation == documents.c.generation)
         statement = _terminal(self._database.engine, keys).where(or_(leftover, _has_a_live_successor()))
-        async with self._database.reading() as connection:
+        async with self._database.reading(tenant_id) as connection:
             return list((await connection.execute(statement.limit(SLICE))).scalars())
 
     async def _purge_outbox(self) -> None:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
 
-from sqlalchemy import case, func, select, tuple_
+from sqlalchemy import Select, case, func, select, text, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from dats_common.adapters.sql.engine import Database
@@ -183,17 +183,9 @@ async def latest_heartbeat(database: Database) -> Heartbeat | None:
 async def count_all(database: Database) -> LedgerCounts:
     """Figures for health and metrics."""
     async with database.reading() as connection:
-        live = (
-            await connection.execute(
-                select(func.count(), func.coalesce(func.sum(documents.c.chunk_count), 0)).select_from(
-                    artifacts.join(documents, documents.c.generation == artifacts.c.live_generation)
-                )
-            )
-        ).one()
-        tainted = await connection.execute(
-            select(func.count()).where(artifacts.c.live_generation.is_(None), artifacts.c.tainted_through > NEVER)
-        )
-        held = await connection.execute(select(func.count()).where(quarantine.c.resolved_at.is_(None)))
+        # Who sees one tenant at a time has a function that counts them all.
+        over_all = text("SELECT * FROM rag_counts()") if database.sees_one_tenant else _count_over_all()
+        counted = (await connection.execute(over_all)).one()
         unsent = (
             await connection.execute(
                 select(func.count(), func.min(outbox.c.created_at)).where(outbox.c.sent_at.is_(None))
@@ -201,13 +193,25 @@ async def count_all(database: Database) -> LedgerCounts:
         ).one()
         now = await database.now(connection)
         return LedgerCounts(
-            live_artifacts=live[0],
-            live_chunks=int(live[1]),
-            tainted_artifacts=tainted.scalar_one(),
-            quarantined=held.scalar_one(),
+            live_artifacts=counted.live_artifacts,
+            live_chunks=int(counted.live_chunks),
+            tainted_artifacts=counted.tainted_artifacts,
+            quarantined=counted.quarantined,
             unsent_events=unsent[0],
             oldest_unsent_s=0.0 if unsent[1] is None else max(0.0, (now - unsent[1]) / 1e6),
         )
+
+
+def _count_over_all() -> Select[Any]:
+    live = artifacts.join(documents, documents.c.generation == artifacts.c.live_generation)
+    chunk_count = func.coalesce(func.sum(documents.c.chunk_count), 0)
+    tainted = (artifacts.c.live_generation.is_(None), artifacts.c.tainted_through > NEVER)
+    return select(
+        select(func.count()).select_from(live).scalar_subquery().label("live_artifacts"),
+        select(chunk_count).select_from(live).scalar_subquery().label("live_chunks"),
+        select(func.count()).select_from(artifacts).where(*tainted).scalar_subquery().label("tainted_artifacts"),
+        select(func.count()).where(quarantine.c.resolved_at.is_(None)).scalar_subquery().label("quarantined"),
+    )
 
 
 async def page_of_live(database: Database, *, limit: int, after: ArtifactKey | None) -> list[LiveGeneration]:

@@ -58,8 +58,8 @@ def insert(table: Table, connection: AsyncConnection) -> sqlite.Insert | postgre
 
 
 def insert_new(table: Table, connection: AsyncConnection) -> Insert:
-    """INSERT ... ON CONFLICT DO NOTHING."""
-    return insert(table, connection).on_conflict_do_nothing()
+    """INSERT ... ON CONFLICT DO NOTHING, and nothing returned: who may add a row need not be one who may read it."""
+    return insert(table, connection).on_conflict_do_nothing().inline()
 
 
 def slices(items: Sequence[_T], size: int = SLICE) -> Iterable[Sequence[_T]]:

@@ -1,0 +1,46 @@
+"""The schema's version: brought up to date at the start of a process, by one process at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+# Any constant: it only has to be the same in every process that migrates the same Postgres database.
+_MIGRATION_LOCK = 0x0DA7_5A6E
+
+
+async def version_of(connection: AsyncConnection) -> str | None:
+    """The revision that the database has; None before the first."""
+    return await connection.run_sync(lambda sync: MigrationContext.configure(sync).get_current_revision())
+
+
+def newest_version() -> str | None:
+    """The revision that this release needs."""
+    return ScriptDirectory.from_config(_config()).get_current_head()
+
+
+async def upgrade(connection: AsyncConnection) -> None:
+    """Run what is missing, in the caller's transaction."""
+    if connection.dialect.name != "sqlite":
+        await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
+    await connection.run_sync(_upgrade)
+
+
+def _upgrade(connection: Connection) -> None:
+    config = _config()
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.set_main_option("path_separator", "os")
+    return config
