@@ -768,6 +768,17 @@ async def test_forgetting_drops_superseded_sources_and_keeps_tainted_ones(ledger
     assert sorted(await column(ledger_url, "SELECT chunk_text FROM rag_chunks")) == ["li", "ve"]
 
 
+async def test_a_paused_writers_text_does_not_come_back_after_it_was_forgotten(ledger: Ledger, ledger_url: str) -> None:
+    paused = await Writer.of(ledger)
+    late = await paused.admit(validated(content="old", at_s=1))
+    active = await Writer.of(ledger, "active")
+    await active.publish(validated(content="new", at_s=2))
+    await ledger.forget()
+    await ledger.write_chunks({late.generation: cut("old")}, embedding_model="m")
+    await ledger.forget()
+    assert sorted(await column(ledger_url, "SELECT chunk_text FROM rag_chunks")) == ["ne", "w"]
+
+
 async def column(url: str, statement: str) -> list:
     """The first column of what a second connection sees; how a row is stored is no part of the port."""
     async with open_database(url) as database, database.reading() as connection:

@@ -213,10 +213,21 @@ async def _allocate(
 async def write_chunk_rows(
     database: Database, written: Mapping[Generation, Sequence[Chunk]], *, embedding_model: str
 ) -> None:
-    """V3, the ledger's half: the text of pending generations."""
-    if not written:
-        return
+    """V3, the ledger's half: the text of pending generations.
+
+    One that is not pending any more will never be shown. Its text must not come either: the sweep may have forgotten
+    the document by which it finds what is left of a generation.
+    """
     async with database.writing() as connection:
+        held = await connection.execute(
+            select(pending.c.generation)
+            .where(pending.c.generation.in_([generation.number for generation in written]))
+            .with_for_update(read=True)
+        )
+        still_pending = set(held.scalars())
+        written = {generation: cut for generation, cut in written.items() if generation.number in still_pending}
+        if not written:
+            return
         now = await database.now(connection)
         rows = [
             row
