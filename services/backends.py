@@ -61,13 +61,15 @@ async def open_ledger(settings: Settings, *, acting: Acting = "writer") -> Async
         yield ledger
 
 
-async def migrate_ledger(settings: Settings) -> None:
-    """Bring the schema and the roles up to date. Raises: ConfigurationError, LedgerUnavailable."""
+async def migrate_ledger(settings: Settings) -> str:
+    """Bring the schema and PostgreSQL's roles up to date. Returns the version.
+
+    Raises: ConfigurationError, LedgerUnavailable.
+    """
     from dats_common.adapters.sql.engine import migrate
 
-    await migrate(
-        settings.sql.migration_url.get_secret_value() or ledger_url(settings), timeout_s=settings.sql.timeout_s
-    )
+    url = settings.sql.migration_url.get_secret_value() or ledger_url(settings)
+    return await migrate(url, timeout_s=settings.sql.timeout_s)
 
 
 def _access(settings: Settings, acting: Acting) -> Access:

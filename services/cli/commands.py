@@ -207,6 +207,17 @@ def taint(
 
 
 @app.command()
+def migrate(config: Config = None, data: Data = None, as_json: Json = False) -> None:
+    """Bring the ledger's schema and PostgreSQL's roles up to date, as the owner [DATS_SQL_MIGRATION_URL]."""
+    from services.backends import migrate_ledger
+
+    voice = Voice(as_json=as_json)
+    version = asyncio.run(migrate_ledger(settings_for(config=config, data=data)))
+    voice.result({"version": version})
+    voice.say(f"The ledger's schema is at version {version}.")
+
+
+@app.command()
 def doctor(config: Config = None, data: Data = None, as_json: Json = False) -> None:
     """What is set and from where, what is reachable, what is not, and what to do."""
     from services.cli.doctor import examine

@@ -104,7 +104,7 @@ def _look_at(directory: Path) -> str:
 async def _check_ledger(settings: Settings) -> str:
     if settings.sql.is_embedded and not (settings.data_dir / "ledger.db").exists():
         return "will be made at the first start"
-    async with open_ledger(settings) as ledger:
+    async with open_ledger(settings, acting="query") as ledger:
         counts = await ledger.counts()
         beat = await ledger.heartbeat()
     writer = f"last writer heartbeat {beat.age_s:.0f} s ago" if beat else "no writer has reported yet"

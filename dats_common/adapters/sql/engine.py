@@ -133,33 +133,27 @@ async def open_database(
         LedgerUnavailable: the server does not answer.
     """
     parsed = parse_url(url)
-    on_sqlite = parsed.get_backend_name() == "sqlite"
-    if on_sqlite:
-        engine = open_file(parsed, pool_size=pool_size, timeout_s=timeout_s)
+    if parsed.get_backend_name() == "sqlite":
+        database = Database(open_file(parsed, pool_size=pool_size, timeout_s=timeout_s), timeout_s, clock)
     else:
         await migrate(access.migration_url or url, timeout_s=timeout_s)
         async with _as_login(parsed, timeout_s=timeout_s) as login, login.reading() as connection:
-            await require_membership(connection, access.acting)
+            await require_membership(connection, access)
         engine = build_postgres_engine(parsed, timeout_s=timeout_s, role=access.role, pool_size=pool_size)
-    database = Database(
-        engine,
-        timeout_s=timeout_s,
-        clock=clock,
-        sees_one_tenant=not on_sqlite and access.acting == "query",
-    )
+        database = Database(engine, timeout_s, sees_one_tenant=access.acting == "query")
     try:
-        if on_sqlite:
+        if database.is_sqlite:
             await _prepare(database)
         else:
             async with database.reading() as connection:
                 await require_bound(connection, access)
         yield database
     finally:
-        await engine.dispose()
+        await database.engine.dispose()
 
 
-async def migrate(url: str, *, timeout_s: float = 10.0) -> None:
-    """Bring the schema at `url` up to date, and on PostgreSQL the roles.
+async def migrate(url: str, *, timeout_s: float = 10.0) -> str:
+    """Bring the schema at `url` up to date, and on PostgreSQL the roles. Returns the version.
 
     Raises:
         ConfigurationError: the login may not do it, or the server would lose commits.
@@ -168,9 +162,10 @@ async def migrate(url: str, *, timeout_s: float = 10.0) -> None:
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
         async with open_database(url, timeout_s=timeout_s):
-            return
+            return newest_version()
     async with _as_login(parsed, timeout_s=timeout_s) as database:
         await _prepare(database)
+    return newest_version()
 
 
 async def _prepare(database: Database) -> None:

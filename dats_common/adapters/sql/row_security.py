@@ -48,9 +48,9 @@ async def act_for(connection: AsyncConnection, tenant_id: str) -> None:
     await connection.execute(text("SELECT set_config('dats.tenant_id', :tenant_id, true)"), {"tenant_id": tenant_id})
 
 
-async def require_membership(login: AsyncConnection, acting: Acting) -> None:
+async def require_membership(login: AsyncConnection, access: Access) -> None:
     """Whether the login may act so. Raises: ConfigurationError."""
-    role = ROLE_OF[acting]
+    role = access.role
     found = await login.execute(
         text("SELECT pg_has_role(session_user, oid, 'MEMBER') FROM pg_roles WHERE rolname = :role"), {"role": role}
     )

@@ -21,9 +21,9 @@ async def version_of(connection: AsyncConnection) -> str | None:
     return await connection.run_sync(lambda sync: MigrationContext.configure(sync).get_current_revision())
 
 
-def newest_version() -> str | None:
+def newest_version() -> str:
     """The revision that this release needs."""
-    return ScriptDirectory.from_config(_config()).get_current_head()
+    return str(ScriptDirectory.from_config(_config()).get_current_head())
 
 
 async def upgrade(connection: AsyncConnection) -> None:
