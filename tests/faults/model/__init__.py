@@ -1,0 +1,1 @@
+"""The algorithm as a small transition system, explored exhaustively, and its traces replayed through production code."""
