@@ -63,5 +63,9 @@ format: $(VENV)/.dev ## Let ruff write what it can
 bench: $(VENV)/.dev servers ## Ratios and latencies on this machine; writes docs/performance.md's table
 	@$(BIN)/python -m tests.bench $(BENCH)
 
+.PHONY: chaos soak
+chaos: $(VENV)/.dev servers ## Kill, pause and cut off a fleet under load, then judge its history (docs/reliability.md)
+	@$(BIN)/python -m tests.faults.chaos $(CHAOS)
+
 clean: ## Remove the virtual environment and caches (not the data)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
