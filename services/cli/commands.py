@@ -13,7 +13,7 @@ from dats_common.clients.errors import RAGError, RAGInvalid, RAGUnavailable
 from dats_common.domain.model import DEFAULT_TENANT
 from dats_common.errors import ConfigurationError, DatsError, Refused
 from services.cli.console import Voice
-from services.cli.operating import dlq_app, quarantine_app, reindex, sweep
+from services.cli.operating import dlq_app, quarantine_app, reindex, sweep, verify
 from services.cli.options import (
     DEFAULT_URL,
     EXIT_CONFIGURATION,
@@ -43,6 +43,7 @@ app.add_typer(dlq_app, name="dlq")
 app.add_typer(quarantine_app, name="quarantine")
 app.command()(sweep)
 app.command()(reindex)
+app.command()(verify)
 
 
 def run_app() -> None:

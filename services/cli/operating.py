@@ -1,18 +1,31 @@
-"""Commands for those who keep a fleet well: dead letters, quarantine, sweep, rebuild."""
+"""Commands for those who keep a fleet well: dead letters, quarantine, sweep, rebuild, verification."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from services.cli.console import Voice
-from services.cli.options import EXIT_NO, Config, Data, Json, settings_for
+from services.cli.options import (
+    DEFAULT_URL,
+    EXIT_INTERRUPTED,
+    EXIT_NO,
+    Config,
+    Data,
+    Json,
+    Tenant,
+    run_until_signal,
+    settings_for,
+)
 
 dlq_app = typer.Typer(no_args_is_help=True, help="Dead letters: look at them, give them another try, drop them.")
 quarantine_app = typer.Typer(no_args_is_help=True, help="Versions that could not be ordered: look, and readmit.")
+
+DEFAULT_METRICS_PORT = 9464
 
 Ids = Annotated[list[str] | None, typer.Argument(help="As `dlq list` shows them.", metavar="[ID]...")]
 All = Annotated[bool, typer.Option("--all", help="All that are there.")]
@@ -130,6 +143,49 @@ def sweep(config: Config = None, data: Data = None, as_json: Json = False) -> No
     voice.say(
         f"{done.looked_at} points looked at; {done.points} orphaned ones of {done.generations} generations removed"
     )
+
+
+def verify(
+    url: Annotated[list[str], typer.Option("--url", help="A replica's API; repeat it for each.")] = [DEFAULT_URL],  # noqa: B006
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds of canaries.")] = 3,
+    rate: Annotated[float, typer.Option("--rate", min=0.1, max=100, help="Queries a second of each replica.")] = 8.0,
+    watch: Annotated[
+        float | None, typer.Option("--watch", min=1, help="Again every so many seconds, for ever.")
+    ] = None,
+    metrics_port: Annotated[
+        int, typer.Option("--metrics-port", min=1, max=65535, help="Where a watch serves its metrics.")
+    ] = DEFAULT_METRICS_PORT,
+    replicas_only: Annotated[
+        bool, typer.Option("--replicas-only", help="Ask only the replicas: no ledger, index or broker is at hand.")
+    ] = False,
+    tenant: Tenant = None,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="A bearer token, instead of the key in DATS_API_KEY.")
+    ] = None,
+    config: Config = None,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Write canaries, withdraw them, look for them on every replica; compare ledger and index; exit 1 if not well."""
+    from services.cli.verify import Asked, verify_fleet
+
+    voice = Voice(as_json=as_json)
+    asked = Asked(
+        urls=tuple(dict.fromkeys(url)),
+        rounds=rounds,
+        looks_per_s=rate,
+        watch_s=watch,
+        metrics_port=metrics_port,
+        replicas_only=replicas_only,
+        tenant_id=tenant,
+        token=token_file.read_text(encoding="utf-8").strip() if token_file else None,
+    )
+    verdicts: list[bool] = []
+    settings = settings_for(config=config, data=data)
+    ended = run_until_signal(lambda: verify_fleet(settings, asked, verdicts=verdicts, voice=voice))
+    if ended is None and watch is None:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    raise typer.Exit(0 if all(verdicts) else EXIT_NO)
 
 
 def reindex(

@@ -17,6 +17,7 @@ EXIT_NO = 1
 EXIT_USAGE = 2
 EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE of sysexits.h
 EXIT_CONFIGURATION = 78  # EX_CONFIG
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document for machines.")]
 Data = Annotated[Path | None, typer.Option("--data", help="Data directory of the embedded engines [DATS_DATA_DIR].")]
