@@ -137,7 +137,7 @@ async def open_database(
         database = Database(open_file(parsed, pool_size=pool_size, timeout_s=timeout_s), timeout_s, clock)
     else:
         await migrate(access.migration_url or url, timeout_s=timeout_s)
-        async with _as_login(parsed, timeout_s=timeout_s) as login, login.reading() as connection:
+        async with _as_login(parsed, timeout_s=timeout_s) as login, login.writing() as connection:
             await require_membership(connection, access)
         engine = build_postgres_engine(parsed, timeout_s=timeout_s, role=access.role, pool_size=pool_size)
         database = Database(engine, timeout_s, sees_one_tenant=access.acting == "query")

@@ -49,17 +49,30 @@ async def act_for(connection: AsyncConnection, tenant_id: str) -> None:
 
 
 async def require_membership(login: AsyncConnection, access: Access) -> None:
-    """Whether the login may act so. Raises: ConfigurationError."""
-    role = access.role
-    found = await login.execute(
-        text("SELECT pg_has_role(session_user, oid, 'MEMBER') FROM pg_roles WHERE rolname = :role"), {"role": role}
+    """Whether the login may act so; one that may own takes the role itself, if it can. Raises: ConfigurationError."""
+    member = text(_MEMBER)
+    if (await login.execute(member, {"role": access.role})).scalar_one():
+        return
+    if access.login_may_own:
+        await login.execute(text(_TAKE_ROLE.format(role=access.role)))
+        if (await login.execute(member, {"role": access.role})).scalar_one():
+            return
+    user = (await login.execute(text("SELECT session_user"))).scalar_one()
+    raise ConfigurationError(
+        f"the login {user!r} of DATS_SQL_URL may not act as {access.role}; "
+        f'have an administrator run: GRANT {access.role} TO "{user}"'
     )
-    if not found.scalar_one_or_none():
-        user = (await login.execute(text("SELECT session_user"))).scalar_one()
-        raise ConfigurationError(
-            f"the login {user!r} of DATS_SQL_URL may not act as {role}; "
-            f'have an administrator run: GRANT {role} TO "{user}"'
-        )
+
+
+# Since version 16 a member may lack the right to become what it is a member of.
+_MEMBER = """
+    SELECT coalesce(bool_and(pg_has_role(session_user, oid,
+        CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END)), false)
+    FROM pg_roles WHERE rolname = :role
+"""
+_TAKE_ROLE = """
+    DO $$ BEGIN GRANT {role} TO SESSION_USER; EXCEPTION WHEN insufficient_privilege THEN NULL; END $$
+"""
 
 
 async def require_bound(connection: AsyncConnection, access: Access) -> None:

@@ -107,15 +107,6 @@ def _create_role(role: str) -> None:
         EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL;  -- made at this moment
         END $$
     """)
-    # So that one URL may do for everything. Without the right to it, the start names the GRANT that is missing.
-    op.execute(f"""
-        DO $$ BEGIN
-            IF NOT pg_has_role(current_user, '{role}', 'MEMBER') THEN
-                GRANT {role} TO CURRENT_USER;
-            END IF;
-        EXCEPTION WHEN insufficient_privilege THEN NULL;
-        END $$
-    """)
     op.execute(f"""
         DO $$ BEGIN
             IF NOT has_schema_privilege('{role}', current_schema(), 'USAGE') THEN
@@ -138,16 +129,18 @@ def _let_replicas_count() -> None:
     op.execute("""
         CREATE FUNCTION rag_counts()
         RETURNS TABLE (live_artifacts bigint, live_chunks bigint, tainted_artifacts bigint, quarantined bigint)
-        LANGUAGE sql STABLE SECURITY DEFINER SET dats.counting = 'on'
-        AS $$
-            SELECT
+        LANGUAGE plpgsql SECURITY DEFINER
+        AS $$ BEGIN
+            PERFORM set_config('dats.counting', 'on', true);
+            RETURN QUERY SELECT
                 (SELECT count(*) FROM rag_artifacts JOIN rag_documents ON generation = live_generation),
                 (SELECT coalesce(sum(chunk_count), 0)::bigint
                  FROM rag_artifacts JOIN rag_documents ON generation = live_generation),
                 (SELECT count(*) FROM rag_artifacts
                  WHERE live_generation IS NULL AND tainted_through > -4611686018427387904),
-                (SELECT count(*) FROM rag_quarantine WHERE resolved_at IS NULL)
-        $$
+                (SELECT count(*) FROM rag_quarantine WHERE resolved_at IS NULL);
+            PERFORM set_config('dats.counting', '', true);
+        END $$
     """)
     # Else a temporary table of the caller could stand in for one of ours, and its code run as the owner.
     op.execute("""
