@@ -176,7 +176,7 @@ async def open_encoder(settings: Settings, *, for_writer: bool) -> AsyncIterator
             f"embedding.backend openvino carries only {DEFAULT_MODEL}; for {model!r} set it to sentence-transformers"
         )
     if chosen.backend == "openvino" or (chosen.backend == "auto" and packaged and not wants_gpu):
-        async with open_openvino_encoder(threads=chosen.threads or None) as encoder:
+        async with open_openvino_encoder(threads=chosen.threads or None, background=for_writer) as encoder:
             yield encoder
         return
     async with open_sentence_transformers_encoder(

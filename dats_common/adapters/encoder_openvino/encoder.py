@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,6 +36,10 @@ VOCABULARY = Path(__file__).parent / "vocab.txt"
 DOCUMENTS_AHEAD = 4
 """Document texts handed over for each thread: enough that none runs dry while the event loop is busy."""
 
+BACKGROUND_NICENESS = 10
+"""About a ninth of the processor time of a thread that wants the same core, and all of what nobody wants.
+Source: sched(7), each step of niceness is a factor of about 1.25."""
+
 
 _Job = tuple[str, "Future[npt.NDArray[np.float32]]"]
 
@@ -45,11 +51,20 @@ class OpenVinoEncoder:
     dimension = DIMENSION
     max_tokens = MAX_TOKENS
 
-    def __init__(self, requests: Sequence[Any], tokenizer: Any, *, backend: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        requests: Sequence[Any],
+        tokenizer: Any,
+        *,
+        executor: ThreadPoolExecutor,
+        backend: str,
+        timeout_s: float,
+    ) -> None:
         """Wrap a loaded model.
 
         Args:
             requests: an `openvino.InferRequest` for each text that may run at the same time.
+            executor: a thread for each of them; ended by `close`.
             tokenizer: a tokenizer of the `tokenizers` library that neither pads nor truncates.
             backend: what runs the model and how, for people.
             timeout_s: longest time for one text once it has been handed to the threads.
@@ -58,7 +73,7 @@ class OpenVinoEncoder:
         self._tokenizer = tokenizer
         self._timeout_s = timeout_s
         self._idle = deque(requests)
-        self._executor = ThreadPoolExecutor(len(requests), thread_name_prefix="encoder")
+        self._executor = executor
         self._ahead = asyncio.Semaphore(DOCUMENTS_AHEAD * len(requests))
         self._queries: deque[_Job] = deque()
         self._documents: deque[_Job] = deque()
@@ -148,7 +163,11 @@ def _encodable(text: str) -> str:
 
 @asynccontextmanager
 async def open_openvino_encoder(
-    *, threads: int | None = None, timeout_s: float = 60.0, precision: Precision | None = None
+    *,
+    threads: int | None = None,
+    timeout_s: float = 60.0,
+    precision: Precision | None = None,
+    background: bool = False,
 ) -> AsyncIterator[OpenVinoEncoder]:
     """Load the model (about half a second) and own its threads.
 
@@ -156,16 +175,32 @@ async def open_openvino_encoder(
         threads: texts that run at the same time; by default one for each core that this process may use.
         timeout_s: longest time for one text.
         precision: of the stored weights; by default the best that are installed.
+        background: give way to whatever else wants the cores: documents can wait, taints and queries cannot.
 
     Raises: ConfigurationError: the runtime or the weights are not installed.
     """
     threads = threads or _cores()
-    requests, tokenizer, stored = await asyncio.to_thread(_load, threads, precision)
-    encoder = OpenVinoEncoder(requests, tokenizer, backend=f"openvino:cpu:{stored}", timeout_s=timeout_s)
+    executor = ThreadPoolExecutor(threads, "encoder", initializer=_step_back if background else None)
+    try:
+        # Loaded there, because OpenVINO's own threads inherit the priority of the thread that starts them.
+        requests, tokenizer, stored = await asyncio.wrap_future(executor.submit(_load, threads, precision))
+    except BaseException:
+        executor.shutdown(wait=False)
+        raise
+    encoder = OpenVinoEncoder(
+        requests, tokenizer, executor=executor, backend=f"openvino:cpu:{stored}", timeout_s=timeout_s
+    )
     try:
         yield encoder
     finally:
         await encoder.close()
+
+
+def _step_back() -> None:
+    """Lower this thread's priority. Where priorities belong to whole processes, nothing: the loop must stay quick."""
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + BACKGROUND_NICENESS)
 
 
 def _cores() -> int:
