@@ -56,13 +56,19 @@ class RabbitServer:
 
 
 class RabbitNode(RabbitServer):
-    """A broker of our own in `base`: own cookie, node name, ports and name server, so that runs never meet."""
+    """A broker of our own in `base`: own cookie, node name, ports and name server, so that runs never meet.
+
+    With `joins` it becomes a member of that node's cluster at its first start, and shares cookie and name server.
+    """
 
     controllable = True
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, *, joins: RabbitNode | None = None) -> None:
         self._base = base
-        self._port, self._dist_port, self._epmd_port = free_port(), free_port(), free_port()
+        self._port, self._dist_port = free_port(), free_port()
+        self._joins = joins
+        self._epmd_port: int = joins._epmd_port if joins else free_port()
+        self._cookie: str = joins._cookie if joins else secrets.token_hex(16).upper()
         self._process: subprocess.Popen[bytes] | None = None
         super().__init__(f"amqp://guest:guest@127.0.0.1:{self._port}/")
         self._write_configuration()
@@ -116,16 +122,25 @@ class RabbitNode(RabbitServer):
         """The broker closes every client's connection."""
         self.control("close_all_connections", "test")
 
-    def control(self, *arguments: str) -> None:
-        """Run `rabbitmqctl`; it takes a second or two."""
+    @property
+    def name(self) -> str:
+        """Among the nodes of its cluster."""
+        return f"dats{self._port}@localhost"
+
+    def control(self, *arguments: str) -> str:
+        """Run `rabbitmqctl`; it takes a second or two. Returns what it says."""
         command = [str(RABBITMQ_BIN / "rabbitmqctl"), "-q", *arguments]
-        subprocess.run(command, env=self._environment(), cwd=self._base, capture_output=True, timeout=60, check=True)
+        return subprocess.run(
+            command, env=self._environment(), cwd=self._base, capture_output=True, text=True, timeout=60, check=True
+        ).stdout
 
     def end(self) -> None:
         """Kill everything that was started."""
         if self._process is not None:
             self.resume()
             self.kill9()
+        if self._joins is not None:
+            return
         # Erlang's name server outlives its nodes, and refuses to end while it still believes in one.
         wait_until(self._epmd_ended, timeout_s=10, what="epmd end")
 
@@ -153,13 +168,21 @@ class RabbitNode(RabbitServer):
         home = self._base / "home"
         home.mkdir(parents=True)
         cookie = home / ".erlang.cookie"
-        cookie.write_text(secrets.token_hex(16).upper())
+        cookie.write_text(self._cookie)
         cookie.chmod(0o400)
         (self._base / "enabled_plugins").write_text("[].\n")
         (self._base / "rabbitmq.conf").write_text(
             f"listeners.tcp.default = 127.0.0.1:{self._port}\n"
             "disk_free_limit.absolute = 200MB\n"
-            "vm_memory_high_watermark.absolute = 1GB\n"
+            "vm_memory_high_watermark.absolute = 1GB\n" + self._formation()
+        )
+
+    def _formation(self) -> str:
+        if self._joins is None:
+            return ""
+        return (
+            "cluster_formation.peer_discovery_backend = classic_config\n"
+            f"cluster_formation.classic_config.nodes.1 = {self._joins.name}\n"
         )
 
     def _environment(self) -> Mapping[str, str]:
@@ -167,7 +190,7 @@ class RabbitNode(RabbitServer):
         base = str(self._base)
         return inherited | {
             "HOME": f"{base}/home",  # holds the cookie
-            "RABBITMQ_NODENAME": f"dats{self._port}@localhost",
+            "RABBITMQ_NODENAME": self.name,
             "RABBITMQ_CONF_ENV_FILE": "/dev/null",
             "RABBITMQ_CONFIG_FILE": f"{base}/rabbitmq.conf",
             "RABBITMQ_MNESIA_BASE": f"{base}/mnesia",

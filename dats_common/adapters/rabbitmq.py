@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 import time
 import uuid
 from collections import deque
@@ -24,6 +25,7 @@ from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMe
 from aio_pika.exceptions import (
     CONNECTION_EXCEPTIONS,
     AuthenticationError,
+    ChannelInvalidStateError,
     ChannelPreconditionFailed,
     ProbableAuthenticationError,
     PublishError,
@@ -70,6 +72,8 @@ DEAD_LETTERS_BYTES = 32 * 1024 * 1024
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
 REPORT_EVERY_S = 5.0
+
+BETWEEN_NODES = re.compile(r",(?=amqps?://)")  # a bare comma may stand in a password
 
 BROKER_HEADERS = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count")
 """What the broker adds by itself; carried along, it would take part in its detection of dead-letter cycles."""
@@ -203,10 +207,10 @@ async def _declare_known(channel: AbstractChannel, name: str) -> AbstractQueue:
 
 
 class _Link:
-    """One connection, opened when first needed and again after it was lost."""
+    """One connection, opened when first needed and again after it was lost, to any node of the cluster."""
 
     def __init__(self, url: str, *, name: str, heartbeat_s: int, timeout_s: float) -> None:
-        self._url = url
+        self._nodes = deque(BETWEEN_NODES.split(url))  # the first is tried first: it answered last
         self._name = name
         self._heartbeat_s = heartbeat_s
         self._timeout_s = timeout_s
@@ -231,13 +235,24 @@ class _Link:
         async with self._turn:
             if self._connection is None or not self._connection.connected.is_set():
                 await self.close()
-                self._connection = await aio_pika.connect(
-                    self._url,
+                self._connection = await self._connect()
+            return self._connection
+
+    async def _connect(self) -> AbstractConnection:
+        """To the first node that answers. One that hangs uses up the caller's time, and is the last one next time."""
+        for nodes_left in reversed(range(len(self._nodes))):
+            try:
+                return await aio_pika.connect(
+                    self._nodes[0],
                     timeout=self._timeout_s,
                     heartbeat=self._heartbeat_s,
                     client_properties={"connection_name": self._name},
                 )
-            return self._connection
+            except BaseException as error:
+                self._nodes.rotate(-1)
+                if not nodes_left or not isinstance(error, CONNECTION_EXCEPTIONS):
+                    raise
+        raise AssertionError("a URL has at least one part")
 
 
 async def _close_quietly(channel: AbstractChannel, *, timeout_s: float) -> None:
@@ -342,7 +357,10 @@ def _letter_id(message: AbstractIncomingMessage) -> str:
 
 
 def _is_live(message: AbstractIncomingMessage) -> bool:
-    return not message.channel.is_closed
+    try:
+        return not message.channel.is_closed
+    except ChannelInvalidStateError:  # how the library says that it is closed
+        return False
 
 
 # ---------------------------------------------------------------------------------------------------- subscription
@@ -751,7 +769,7 @@ async def open_rabbitmq(
     """Connect, declare the topology, and keep both alive.
 
     Args:
-        url: `amqp://user:password@host:port/vhost`.
+        url: `amqp://user:password@host:port/vhost`; of a cluster, the nodes' URLs with commas between them.
         name: shown for our connections in the broker's lists.
         publish_timeout_s: bound of one publish, from the call to the confirmation.
         call_timeout_s: bound of everything else that asks the broker something.

@@ -69,7 +69,9 @@ class RabbitMQ(Section):
     host: Annotated[str, Env("RABBITMQ_HOST")] = Field("", description="empty: a durable queue in data_dir")
     port: Annotated[Port, Env("RABBITMQ_PORT")] = Field(5672, description="AMQP port")
     url: Annotated[SecretStr, Env("DATS_RABBITMQ_URL")] = Field(
-        SecretStr(""), description="amqp://user:password@host:port/vhost; wins over host and port"
+        SecretStr(""),
+        description="amqp://user:password@host:port/vhost; of a cluster, its nodes' URLs with commas between; "
+        "wins over host and port",
     )
     exchange: Literal["task.events"] = Field("task.events", description="fixed: other teams publish to it")
     queue: Literal["rag-service-events"] = Field("rag-service-events", description="fixed: dashboards watch it")

@@ -22,7 +22,7 @@ import pytest
 from servers import RabbitNode, RabbitServer
 
 from dats_common.adapters.memory_bus import MemoryBus
-from dats_common.adapters.rabbitmq import open_rabbitmq
+from dats_common.adapters.rabbitmq import RabbitSubscription, open_rabbitmq
 from dats_common.adapters.sqlite_bus import BEAT_S, SqliteBus, open_sqlite_bus
 from dats_common.contracts.routing import PUBLISHED_MAX_MESSAGES, RETRY_RUNGS_S, retry_queue
 from dats_common.contracts.topology import (
@@ -692,6 +692,28 @@ async def test_rabbitmq_a_closed_connection_is_opened_again(node: RabbitNode) ->
         await subscription.ack(again)
         await publish_stubbornly(bus, 2)
         assert numbers(await take(subscription)) == [2]
+
+
+@pytest.mark.rabbitmq
+async def test_rabbitmq_what_arrived_just_before_its_connection_was_lost_is_not_handed_out(node: RabbitNode) -> None:
+    await purge(node.url)
+    async with (
+        open_rabbitmq(node.url, connect_timeout_s=DEADLINE_S) as bus,
+        bus.subscribe(VALIDATED_QUEUE, prefetch=10) as subscription,
+    ):
+        await bus.publish(TASK_VALIDATED, {"n": 1}, event_id="1")
+        (stale,) = await subscription.batch(max_items=1, max_wait_s=0)
+        await asyncio.to_thread(node.close_connections)
+        (again,) = await asyncio.wait_for(subscription.batch(max_items=1, max_wait_s=0), DEADLINE_S)
+        assert isinstance(subscription, RabbitSubscription)
+        # A process that was paused finds both at once: messages that it had received, and that nobody waits for them.
+        await subscription._receive(stale.handle)
+        await bus.publish(TASK_VALIDATED, {"n": 2}, event_id="2")
+        (second,) = await asyncio.wait_for(subscription.batch(max_items=2, max_wait_s=QUIET_S), DEADLINE_S)
+        assert (again.redelivered, json.loads(second.body)) == (True, {"n": 2})
+        await subscription.ack(stale)
+        await subscription.ack(again)
+        await subscription.ack(second)
 
 
 @pytest.mark.rabbitmq
