@@ -39,7 +39,7 @@ class Pace:
     """How hard a fleet is asked, and for how long.
 
     Attributes:
-        looks_per_s: of each replica, at most.
+        looks_per_s: of each replica, one at a time; besides `LOOKS_AFTER` of them without a pause at each withdrawal.
         searchable_within_s: how long canaries may take to be found everywhere.
         looks_within_s: how long a replica may take for its looks after an acknowledgement.
     """
@@ -64,6 +64,7 @@ class CanaryRun:
         self._ids = [f"{RESERVED}/{self._run}/{number}" for number in range(pace.canaries)]
         self._writing: set[asyncio.Task[float]] = set()
         self._written = False
+        self._withdrawing = False
         self._rounds = itertools.count()
         self._looked = asyncio.Event()
 
@@ -82,6 +83,7 @@ class CanaryRun:
                 lambda: all(self._has_shown_all(replica, looks) for replica in self._replicas),
                 within_s=self._pace.searchable_within_s,
             )
+            self._withdrawing = True  # from here on a pause would only hide how soon they are gone
             tainted_s = self._clock()
             await self._withdraw(self._replicas[number % len(self._replicas)])
             acknowledged_s = self._clock()
@@ -90,6 +92,7 @@ class CanaryRun:
                 within_s=self._pace.looks_within_s,
             )
         finally:
+            self._withdrawing = False
             over.set()
             await asyncio.gather(*looking, return_exceptions=True)
         return Round(sent_s, tainted_s, acknowledged_s, tuple(looks))
@@ -139,15 +142,18 @@ class CanaryRun:
         await replica.client.batch_invalidate(self._ids, reason=RESERVED, tenant_id=self._tenant_id)
 
     async def _look_on(self, replica: Replica, looks: list[Look], over: asyncio.Event) -> None:
+        hurried = 0
         for mode in itertools.cycle(_MODES):
-            looks.append(await self._look(replica, mode))
+            look = await self._look(replica, mode)
+            looks.append(look)
             self._looked.set()
-            try:
-                async with asyncio.timeout(1.0 / self._pace.looks_per_s):
+            hurries = self._withdrawing and look.seen is not None and hurried < LOOKS_AFTER
+            hurried += hurries
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0 if hurries else 1.0 / self._pace.looks_per_s):
                     await over.wait()
-            except TimeoutError:
-                continue
-            return
+            if over.is_set():
+                return
 
     async def _look(self, replica: Replica, mode: str) -> Look:
         started_s = self._clock()
