@@ -203,13 +203,18 @@ async def count_all(database: Database) -> LedgerCounts:
 
 
 def _count_over_all() -> Select[Any]:
-    live = artifacts.join(documents, documents.c.generation == artifacts.c.live_generation)
-    chunk_count = func.coalesce(func.sum(documents.c.chunk_count), 0)
+    live = (
+        select(
+            func.count().label("live_artifacts"),
+            func.coalesce(func.sum(documents.c.chunk_count), 0).label("live_chunks"),
+        )
+        .select_from(artifacts.join(documents, documents.c.generation == artifacts.c.live_generation))
+        .subquery()
+    )
     tainted = (artifacts.c.live_generation.is_(None), artifacts.c.tainted_through > NEVER)
     return select(
-        select(func.count()).select_from(live).scalar_subquery().label("live_artifacts"),
-        select(chunk_count).select_from(live).scalar_subquery().label("live_chunks"),
-        select(func.count()).select_from(artifacts).where(*tainted).scalar_subquery().label("tainted_artifacts"),
+        live,
+        select(func.count()).where(*tainted).scalar_subquery().label("tainted_artifacts"),
         select(func.count()).where(quarantine.c.resolved_at.is_(None)).scalar_subquery().label("quarantined"),
     )
 

@@ -133,12 +133,15 @@ def _let_replicas_count() -> None:
         AS $$ BEGIN
             PERFORM set_config('dats.counting', 'on', true);
             RETURN QUERY SELECT
-                (SELECT count(*) FROM rag_artifacts JOIN rag_documents ON generation = live_generation),
-                (SELECT coalesce(sum(chunk_count), 0)::bigint
-                 FROM rag_artifacts JOIN rag_documents ON generation = live_generation),
+                live.artifacts,
+                live.chunks,
                 (SELECT count(*) FROM rag_artifacts
                  WHERE live_generation IS NULL AND tainted_through > -4611686018427387904),
-                (SELECT count(*) FROM rag_quarantine WHERE resolved_at IS NULL);
+                (SELECT count(*) FROM rag_quarantine WHERE resolved_at IS NULL)
+            FROM (
+                SELECT count(*) AS artifacts, coalesce(sum(chunk_count), 0)::bigint AS chunks
+                FROM rag_artifacts JOIN rag_documents ON generation = live_generation
+            ) AS live;
             PERFORM set_config('dats.counting', '', true);
         END $$
     """)
