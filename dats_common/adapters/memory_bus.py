@@ -359,8 +359,10 @@ class MemoryBus:
         """Wait for a change, or until the next delayed message of the queue is due."""
         now = asyncio.get_running_loop().time()
         due = [message.visible_at - now for message in self.queue(queue) if message.visible_at > now]
+        # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that comes together with the event.
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), min(due, default=None))
+            async with asyncio.timeout(min(due, default=None)):
+                await self._changed.wait()
 
     @asynccontextmanager
     async def _subscription(self, queue: str, *, prefetch: int) -> AsyncIterator[MemorySubscription]:

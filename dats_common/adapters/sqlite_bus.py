@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 import sqlite3
 import time
 import uuid
@@ -507,15 +508,16 @@ class SqliteSubscription:
         self._bus.changed()
 
     async def _available(self, wanted: int, *, timeout_s: float | None) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while not self._stopped:
-                    change = self._bus.change()
-                    waiting = await self._waiting(wanted)
-                    if waiting.count >= wanted:
-                        return
-                    # Woken by a write at the latest when a delayed message is due or a lease may have run out.
-                    await change.wait_for(min(BEAT_S, BEAT_S if waiting.due_s is None else waiting.due_s))
+        loop = asyncio.get_running_loop()
+        give_up_at = math.inf if timeout_s is None else loop.time() + timeout_s
+        while not self._stopped:
+            change = self._bus.change()
+            waiting = await self._waiting(wanted)
+            left_s = give_up_at - loop.time()
+            if waiting.count >= wanted or left_s <= 0:
+                return
+            # Woken by a write at the latest when a delayed message is due or a lease may have run out.
+            await change.wait_for(min(left_s, BEAT_S, BEAT_S if waiting.due_s is None else waiting.due_s))
 
     async def _waiting(self, wanted: int) -> _Waiting:
         room = min(wanted, self._prefetch - len(self._in_hand))
@@ -564,8 +566,10 @@ class _Change:
         self._event.set()
 
     async def wait_for(self, timeout_s: float) -> None:
+        # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that comes together with the event.
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._event.wait(), max(timeout_s, 0.001))
+            async with asyncio.timeout(max(timeout_s, 0.001)):
+                await self._event.wait()
 
 
 class SqliteBus:

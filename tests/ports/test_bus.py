@@ -340,6 +340,27 @@ async def test_a_batch_waits_for_more_but_not_for_ever(bus: Bus) -> None:
         assert numbers(await asyncio.wait_for(subscription.batch(max_items=3, max_wait_s=0.1), DEADLINE_S)) == [4]
 
 
+async def test_a_batch_ends_in_time_however_much_else_happens(bus: Bus) -> None:
+    """Every change of the bus wakes a batch that lingers; its own end must not get lost among them."""
+
+    async def stir() -> None:
+        while True:
+            if isinstance(bus, MemoryBus | SqliteBus):
+                bus.changed()
+            await asyncio.sleep(0)
+
+    async with bus.subscribe(VALIDATED_QUEUE, prefetch=10) as subscription:
+        stirring = asyncio.create_task(stir())
+        try:
+            for number in range(40):
+                await publish(bus, number)
+                batch = await asyncio.wait_for(subscription.batch(max_items=2, max_wait_s=0.02), DEADLINE_S)
+                assert numbers(batch) == [number]
+                await subscription.ack(batch[0])
+        finally:
+            stirring.cancel()
+
+
 async def test_a_cancelled_batch_loses_nothing(bus: Bus) -> None:
     async with bus.subscribe(VALIDATED_QUEUE, prefetch=10) as subscription:
         waiting = asyncio.create_task(subscription.batch(max_items=5, max_wait_s=DEADLINE_S))
