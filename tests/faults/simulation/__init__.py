@@ -1,0 +1,1 @@
+"""Simulation of the production handlers: one seed, one run, bit for bit. See docs/reliability.md, "Simulation"."""
