@@ -27,6 +27,7 @@ from aio_pika.exceptions import (
     AuthenticationError,
     ChannelInvalidStateError,
     ChannelPreconditionFailed,
+    DeliveryError,
     ProbableAuthenticationError,
     PublishError,
 )
@@ -284,7 +285,21 @@ class _Publisher:
             async with asyncio.timeout(self._publish_timeout_s):
                 channel = await self._ready_channel()
                 target = await channel.get_exchange(exchange, ensure=False)
-                await target.publish(message, routing_key, mandatory=True)
+                try:
+                    await target.publish(message, routing_key, mandatory=True)
+                except PublishError:  # returned: the channel is not to blame
+                    raise
+                except DeliveryError:
+                    # A channel that met a quorum queue without a leader is refused for good (seen on RabbitMQ 3.10),
+                    # also once there is one again. Over a new channel the queue takes everything.
+                    await self._replace(channel)
+                    raise
+
+    async def _replace(self, channel: AbstractChannel) -> None:
+        """The next publish opens another; what is in flight on this one is refused, as after a lost connection."""
+        if self._channel is channel:
+            self._channel = None
+            await _close_quietly(channel, timeout_s=self._call_timeout_s)
 
     async def _ready_channel(self) -> AbstractChannel:
         async with self._turn:

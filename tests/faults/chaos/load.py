@@ -8,14 +8,14 @@ import json
 import random
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import aio_pika
 import httpx
 import numpy as np
-from aio_pika.abc import AbstractExchange, AbstractIncomingMessage
+from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractExchange, AbstractIncomingMessage, AbstractQueue
 from aio_pika.exceptions import CONNECTION_EXCEPTIONS
 
 from dats_common.domain.access import LAPTOP
@@ -166,13 +166,16 @@ class _Link:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._connection: aio_pika.abc.AbstractConnection | None = None
+        self._connection: AbstractConnection | None = None
         self._exchange: AbstractExchange | None = None
+
+    async def channel(self) -> AbstractChannel:
+        self._connection = await aio_pika.connect(self._url, timeout=CALL_TIMEOUT_S, heartbeat=10)
+        return await self._connection.channel(publisher_confirms=True, on_return_raises=True)
 
     async def exchange(self) -> AbstractExchange:
         if self._exchange is None:
-            self._connection = await aio_pika.connect(self._url, timeout=CALL_TIMEOUT_S, heartbeat=10)
-            channel = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
+            channel = await self.channel()
             self._exchange = await channel.get_exchange("task.events", ensure=False)
         return self._exchange
 
@@ -190,23 +193,35 @@ class _Link:
 async def listen(amqp_url: str, history: History) -> None:
     """Note every event that the service publishes, until cancelled; survives whatever happens to the broker."""
     while True:
+        link = _Link(amqp_url)
         try:
-            async with await aio_pika.connect(amqp_url, timeout=CALL_TIMEOUT_S, heartbeat=10) as connection:
-                lost = asyncio.Event()
-                connection.close_callbacks.add(lambda *_, lost=lost: lost.set())
-                channel = await connection.channel()
-                channel.close_callbacks.add(lambda *_, lost=lost: lost.set())
-                await channel.set_qos(prefetch_count=200)
-                queue = await declare_answers(channel)
-                await queue.consume(lambda incoming: _hear(incoming, history))
-                await lost.wait()
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                lost = await _consume(await link.channel(), history)
+            await lost.wait()
         except LOST:
             if _cancelled():
                 raise
+        finally:
+            await link.close()
         await asyncio.sleep(PAUSE_S)
 
 
-async def declare_answers(channel: aio_pika.abc.AbstractChannel) -> aio_pika.abc.AbstractQueue:
+async def _consume(channel: AbstractChannel, history: History) -> asyncio.Event:
+    """Begin; the event is set when it is over."""
+    lost = asyncio.Event()
+    channel.close_callbacks.add(lambda *_: lost.set())
+    # A broker that comes back from a crash may also end the consumer alone.
+    (await channel.get_underlay_channel()).on_consumer_cancel_callbacks.add(lambda _: lost.set())
+    await channel.set_qos(prefetch_count=200)
+
+    async def hear(incoming: AbstractIncomingMessage) -> None:
+        await _hear(incoming, history)
+
+    await (await declare_answers(channel)).consume(hear)
+    return lost
+
+
+async def declare_answers(channel: AbstractChannel) -> AbstractQueue:
     """The subscriber's queue."""
     queue = await channel.declare_queue(ANSWERS_QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
     await queue.bind("task.events", "embedding.*")
@@ -287,16 +302,10 @@ async def read_unguarded(index: Index, *, history: History, memory: Memory, seed
 
 
 @asynccontextmanager
-async def running(*loads: Awaitable[None]) -> AsyncIterator[None]:
-    """Run them beside the block; one that ends by itself is an error. Raises: RuntimeError; what it raised."""
-    tasks: list[asyncio.Task[Any]] = [asyncio.ensure_future(load) for load in loads]
-    try:
+async def running(*loads: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run them beside the block, which ends when one of them fails."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(load) for load in loads]
         yield
-    finally:
-        ended = [task for task in tasks if task.done()]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in ended:
-        task.result()
-        raise RuntimeError(f"{task.get_name()} ended by itself")
