@@ -1,1 +1,1 @@
-"""The algorithm as a small transition system, explored exhaustively, and its traces replayed through production code."""
+"""The algorithm as a small transition system, explored exhaustively; its runs are played by production code too."""

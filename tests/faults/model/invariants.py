@@ -3,9 +3,9 @@
 **Safety** (I1 to I8, and Q: the promise as a reader sees it) is checked in every reachable state, I7 in every step.
 
 **Liveness** is checked in two halves, because a model with faults has no fair scheduler:
-L1 to L3 hold in every *quiescent* state (nothing queued, in hand, on its way, unsent or left to sweep), and from every
-reachable state a quiescent one can be reached without a further fault. So no run gets stuck, and wherever a run comes to
-rest, nothing is missing. (Without fairness a run may also sweep or be handed messages for ever; that is not excluded.)
+L1 to L3 hold in every state *at rest* (nothing queued, in hand, unsent or left to sweep), and from every reachable
+state such a one can be reached without a further fault. So no run gets stuck, and wherever a run comes to rest,
+nothing is missing. What is not excluded: a scheduler that for ever avoids the steps that lead there.
 """
 
 from __future__ import annotations

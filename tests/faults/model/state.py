@@ -1,13 +1,13 @@
 """What the model knows: scenarios (which messages, how many faults), rules (which steps are left out), frozen states.
 
-Everything is a tuple of small values, so that a state is its own key in the set of what was seen. Generations are numbered
-as the ledger numbers them: in the order of their V1. ORDs are small integers; the replay multiplies them.
+Everything is a tuple of small values, so that a state is its own key in the set of what was seen. Generations are
+numbered as the ledger numbers them: in the order of their V1. ORDs are small integers; the replay multiplies them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from typing import Literal, NamedTuple
 
 from dats_common.domain.model import NEVER, ArtifactKey
@@ -59,7 +59,7 @@ class Scenario:
     clock: int = 1000
     skew: int = 0
     faults: int = 1
-    takeovers: int = 1
+    takeovers: int = 0
     queries: bool = True
     wildcard_race: bool = False
     fine_relay: bool = False
@@ -182,12 +182,12 @@ class Stone(NamedTuple):
         return ord_us <= _rule(self).bound(own_clock=own_clock)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _rule(stone: Stone) -> Tombstone:
     return Tombstone(*stone)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _merge(stone: Stone, other: Stone) -> Stone:
     both = stone.rule.merge(other.rule)
     return Stone(both.at, both.through, both.through_own)

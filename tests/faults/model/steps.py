@@ -1,17 +1,17 @@
 """The transition relation: from a state to every state that one atomic step leads to.
 
-A step is one call of a port (a transaction of the ledger, a request to the index, a publish, an acknowledgement): between
-two of them anything else may happen. V1, V4 and T1 call the production rules of `dats_common.domain.taint`.
+A step is one call of a port (a transaction of the ledger, a request to the index, a publish, an acknowledgement):
+between two of them anything else may happen. V1, V4 and T1 call the production rules of `dats_common.domain.taint`.
 
-Broader than production on purpose: any writer may take any message at any time (no single active consumer is assumed), a
-taint may be handled by any process, the lease of a claimed outbox row may expire at any time.
+Broader than production on purpose: any writer may take any message at any time (no single active consumer is assumed),
+a taint may be handled by any process, a claimed outbox row is free again as soon as its relay has died.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TypeVar
 
 from dats_common.domain.model import EventTime
@@ -63,7 +63,7 @@ _flip = lru_cache(maxsize=None)(flip)
 _ArtifactState = lru_cache(maxsize=None)(ArtifactState)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _covering(at: int, *, own_clock: bool, skew: int) -> Stone:
     stone = tombstone(at, own_clock=own_clock, skew_s=skew / MICROSECONDS)
     return Stone(stone.at, stone.through, stone.through_own)
@@ -272,12 +272,12 @@ def _placed(scenario: Scenario, state: State, number: int) -> tuple[Place, bool,
 
 
 def _send(world: World, state: State, who: int) -> State:
-    """Chunk rows to the ledger, points on their way to the index."""
+    """Chunk rows to the ledger if the generation is still pending; points on their way to the index in any case."""
     writer = state.writers[who]
     phase = "sent" if world.rules.upsert_waits else "stored"
     state = _with(state, who, writer._replace(phase=phase))
-    generation = writer.generation
-    return state._replace(upserts=state.upserts | {generation}, texts=state.texts | {generation})
+    sent = frozenset({writer.generation})
+    return state._replace(upserts=state.upserts | sent, texts=state.texts | (sent & state.pending))
 
 
 def _v4(world: World, state: State, who: int) -> State:
@@ -342,7 +342,7 @@ def _requeue(state: State, who: int, message: int) -> State:
 
 
 def _index_moves(world: World, state: State) -> Moves:
-    """Requests are applied in any order, also long after their sender is gone. A lost one is one that is not applied."""
+    """Requests are applied in any order, also long after their sender is gone; a lost one never is."""
     for number in state.upserts:
         waiting = [who for who in (0, 1) if _waits_for(state, who, number)]
         yield Step("apply", what=number), _apply_upsert(world, state, number, waiting)
@@ -388,6 +388,8 @@ def _taint_moves(world: World, state: State, number: int) -> Moves:
     status = state.taints[number]
     if status == "acked":
         return
+    if rules.perfect_lease and any(writer.phase != "idle" for writer in state.writers):
+        return  # whoever has the lease does one thing after the other
     if status == "queued" and not rules.publish_after_tombstone:
         yield Step("announce", what=number), _announce(world, state, number)
     elif status == "queued" and rules.taint_lists_first:
@@ -447,7 +449,7 @@ def _t1(world: World, state: State, number: int) -> State:
     return state._replace(snapshot=frozenset())
 
 
-def _cover(world: World, state: State, key: int, stone: Tombstone) -> State:
+def _cover(world: World, state: State, key: int, stone: Stone) -> State:
     row = state.rows[key] or Row()
     # A flag has no time: whatever is there falls.
     bound = Stone(2**62, 2**62, 2**62) if world.rules.taint_is_flag else stone
