@@ -62,6 +62,8 @@ UNREADABLE = {
     "a null character": encoded({"data": {**GOOD, "content": "long enough \0"}}),
     "metadata of the wrong type": encoded({"data": {**GOOD, "metadata": []}}),
     "a time without offset": encoded({"data": GOOD, "time": "2026-01-01T12:00:00"}),
+    "over 8 MB": encoded({"data": {**GOOD, "extra": "x" * 8 * 1024 * 1024}}),
+    "true and lists where text is asked": encoded({"data": {"artifact_id": True, "content": [], "metadata": "p"}}),
     "nested too deep": b'{"data": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
 }
 
