@@ -34,6 +34,7 @@ from dats_common.settings.catalog import CONFIG_VARIABLE, catalog
 from dats_common.telemetry.metrics import Metrics
 from services.cli.commands import app
 from services.query.routes import router
+from services.verify.metrics import VerifyMetrics
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -173,7 +174,9 @@ class Place:
 
     def _moved(self, text: str) -> str:
         text = text.replace("127.0.0.1:8000", f"127.0.0.1:{self.port}")
-        text = re.sub(r"\bdats-rag (search|taint)\b", rf"dats-rag \1 --url http://127.0.0.1:{self.port}/api/v1", text)
+        text = re.sub(
+            r"\bdats-rag (search|taint|verify)\b", rf"dats-rag \1 --url http://127.0.0.1:{self.port}/api/v1", text
+        )
         return text.replace("amqp://guest:guest@localhost:5672/", self.amqp_url)
 
 
@@ -383,7 +386,7 @@ def wrong_settings(one: Page) -> set[str]:
 
 def wrong_rag_names(one: Page) -> set[str]:
     """Metrics, tables and fields of health."""
-    families = Metrics().registry.collect()
+    families = [*Metrics().registry.collect(), *VerifyMetrics(["replica"]).registry.collect()]
     metrics = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
     known = metrics | set(tables.metadata.tables) | set(HealthResponse.model_fields)
     return {name for name in re.findall(r"\brag_[a-z_]+\b", "\n".join([one.prose, *one.code])) if name not in known}
