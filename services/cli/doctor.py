@@ -11,11 +11,13 @@ from pathlib import Path
 from dats_common.errors import ConfigurationError, DatsError
 from dats_common.settings import Settings, describe
 from services.backends import (
+    build_token_verifier,
     engine_dir,
     ledger_url,
     open_bus,
     open_encoder,
     open_index,
+    open_key_store,
     open_ledger,
     prepare_index,
     running_engine_port,
@@ -49,6 +51,7 @@ async def examine(settings: Settings, *, voice: Voice) -> bool:
         ("broker", "RabbitMQ" if not settings.rabbitmq.is_embedded else "embedded queue", _check_broker),
         ("encoder", settings.lightrag.embedding_model, _check_encoder),
         ("index", _where_index(settings), _check_index),
+        ("callers", f"authentication {settings.auth.mode}", _check_callers),
     ]
     findings = [await _check(name, where, check, settings) for name, where, check in checks]
     voice.table(
@@ -112,6 +115,26 @@ async def _check_ledger(settings: Settings) -> str:
         f"{counts.live_chunks} live chunks of {counts.live_artifacts} artifacts, {counts.quarantined} quarantined, "
         f"{counts.unsent_events} unsent events; {writer}"
     )
+
+
+async def _check_callers(settings: Settings) -> str:
+    from services.query.wiring import require_safe_exposure
+
+    require_safe_exposure(settings)
+    if settings.auth.mode == "off":
+        return "everyone is one caller of the tenant default"
+    tokens = build_token_verifier(settings)
+    good = await _good_keys(settings)
+    if not good and tokens is None:
+        raise ConfigurationError("no key is good and no tokens are set up; make one with `dats-rag keys create`")
+    return f"{good} good keys" + (f", tokens of {settings.auth.jwt.issuer}" if tokens else "")
+
+
+async def _good_keys(settings: Settings) -> int:
+    if settings.sql.is_embedded and not (settings.data_dir / "ledger.db").exists():
+        return 0  # looking must not make one
+    async with open_key_store(settings, acting="query") as keys:
+        return sum(key.state == "good" for key in await keys.list_keys())
 
 
 async def _check_broker(settings: Settings) -> str:

@@ -107,6 +107,8 @@ async def test_a_key_of_the_command_line_is_good_on_every_replica_until_it_is_re
     def taint() -> subprocess.CompletedProcess[str]:
         return dats_rag(fleet, "taint", "nobody", "--url", f"{fleet.replicas[0].url}/api/v1", DATS_API_KEY=key)
 
+    checks = {each["name"]: each for each in json.loads(dats_rag(fleet, "doctor", "--json").stdout)["checks"]}
+    assert (checks["callers"]["ok"], checks["callers"]["detail"]) == (True, "1 good keys, tokens of idp")
     assert statuses() == [200, 200]
     assert taint().returncode == 0
     key_id = key.split("_")[1]
