@@ -85,7 +85,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         lane.parked = []
 
     def call_soon_threadsafe(
-        self, callback: Callable[[Unpack[Ts]], object], *args: Unpack[Ts], context: Context | None = None
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
         """There are no threads; generators that are let go of end this way."""
         if threading.get_ident() != self._thread:
