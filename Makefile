@@ -67,5 +67,8 @@ bench: $(VENV)/.dev servers ## Ratios and latencies on this machine; writes docs
 chaos: $(VENV)/.dev servers ## Kill, pause and cut off a fleet under load, then judge its history (docs/reliability.md)
 	@$(BIN)/python -m tests.faults.chaos $(CHAOS)
 
+soak: $(VENV)/.dev servers ## 20 minutes of mixed load: memory, files, connections must stay flat
+	@$(BIN)/python -m tests.faults.soak $(SOAK)
+
 clean: ## Remove the virtual environment and caches (not the data)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

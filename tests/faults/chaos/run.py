@@ -99,7 +99,7 @@ async def _run_on(
 ) -> None:
     origin_us = round((time.time() - SPAN_S - 5 * STEP_S) * 1e6)
     history.note(
-        "run", "begin", seed=plan.seed, commit=_commit(), origin_us=origin_us, events=len(plan.events),
+        "run", "begin", seed=plan.seed, commit=commit(), origin_us=origin_us, events=len(plan.events),
         faults=len(plan.faults), skew_us=60_000_000,
     )  # fmt: skip
     urls = [replica.url for replica in fleet.replicas]
@@ -161,7 +161,7 @@ async def _rest(fleet: Fleet, history: History) -> None:
 
     async def at_rest() -> bool:
         try:
-            queues = await depths(fleet.amqp_url)
+            queues = await depths(fleet.amqp_url, ANSWERS_QUEUE)
             async with fleet.ledger() as ledger:
                 moving = await ledger.fetchval(
                     "SELECT (SELECT count(*) FROM rag_pending) "
@@ -202,7 +202,8 @@ async def _look_at_everything(plan: Plan, urls: list[str], history: History) -> 
                     await asyncio.sleep(1)
 
 
-def _commit() -> str:
+def commit() -> str:
+    """What is checked out."""
     done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
 

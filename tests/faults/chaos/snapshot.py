@@ -28,7 +28,7 @@ async def take_snapshot(fleet: Fleet) -> Snapshot:
         **found,
         "points": await _points(fleet),
         "dead_letters": await _dead_letters(fleet.amqp_url),
-        "queues": await depths(fleet.amqp_url),
+        "queues": await depths(fleet.amqp_url, ANSWERS_QUEUE),
         "stack_traces": {name: log.count("Traceback (") for name, log in fleet.logs().items() if "Traceback (" in log},
     }
 
@@ -92,9 +92,9 @@ def _id(body: bytes) -> str:
     return str(read.get("id"))
 
 
-async def depths(amqp_url: str) -> dict[str, int]:
-    """Messages that wait, of every queue in which one may."""
-    names = [ANSWERS_QUEUE, *(queue.name for queue in QUEUES)]
+async def depths(amqp_url: str, *besides: str) -> dict[str, int]:
+    """Messages that wait, of every queue of the service in which one may, and of those besides."""
+    names = [*besides, *(queue.name for queue in QUEUES)]
     names += [retry_queue(queue.name, rung_s) for queue in QUEUES for rung_s in RETRY_RUNGS_S]
     async with await aio_pika.connect(amqp_url, timeout=10) as connection, connection.channel() as channel:
         declared = [await channel.declare_queue(name, passive=True) for name in names]

@@ -1,0 +1,1 @@
+"""Soak: mixed load for a while, and whether anything grows that must not."""
