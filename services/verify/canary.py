@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from dats_common.clients.rag import RAGClient, RAGError
+from dats_common.clients.rag import RAGClient, RAGError, RAGForbidden, RAGInvalid
 from dats_common.errors import Unavailable
 from services.verify.verdict import LOOKS_AFTER, Look, Round
 
@@ -113,16 +113,21 @@ class CanaryRun:
     # -- steps
 
     async def _write(self, number: int) -> dict[str, float]:
-        self._written = True
         started = {}
         for place, artifact_id in enumerate(self._ids):
             replica = self._replicas[(number + place) % len(self._replicas)]
             task = asyncio.create_task(self._embed(replica, artifact_id, number), name=f"write {artifact_id}")
             self._writing.add(task)
-            task.add_done_callback(self._writing.discard)
+            task.add_done_callback(self._finished)
             started[artifact_id] = task
-        # Shielded: a request that was cut off could be carried out after the withdrawal that follows.
-        return {artifact_id: await asyncio.shield(task) for artifact_id, task in started.items()}
+        # Waited for, not cancelled: a request that was cut off could be carried out after the withdrawal that follows.
+        await asyncio.wait(started.values())
+        return {artifact_id: task.result() for artifact_id, task in started.items()}
+
+    def _finished(self, task: asyncio.Task[float]) -> None:
+        self._writing.discard(task)
+        if not task.cancelled():
+            task.exception()  # marked as seen: an interrupted round asks nobody for its result
 
     async def _embed(self, replica: Replica, artifact_id: str, number: int) -> float:
         sent_s = self._clock()
@@ -135,7 +140,14 @@ class CanaryRun:
         }
         if self._tenant_id is not None:
             metadata["tenant_id"] = self._tenant_id
-        await replica.client.embed(f"This is {_QUESTION}: {artifact_id}, round {number}.", metadata)
+        try:
+            await replica.client.embed(f"This is {_QUESTION}: {artifact_id}, round {number}.", metadata)
+        except (RAGForbidden, RAGInvalid):
+            raise  # surely not taken
+        except RAGError:
+            self._written = True
+            raise
+        self._written = True
         return sent_s
 
     async def _withdraw(self, replica: Replica) -> None:

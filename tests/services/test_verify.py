@@ -15,8 +15,10 @@ from rig import LEDGER_AWAY, Rig, open_rig
 from unguarded import LetsAllThrough, RemembersCandidates
 
 from dats_common.adapters.memory_bus import MemoryBus
-from dats_common.clients.rag import RAGClient
+from dats_common.clients.rag import RAGClient, RAGForbidden
+from dats_common.domain.access import Caller
 from dats_common.errors import Unavailable
+from services.query.identity import Headers
 from services.verify.canary import RESERVED, CanaryRun, Pace, Replica, open_canaries
 from services.verify.metrics import VerifyMetrics
 from services.verify.stores import examine_stores
@@ -171,3 +173,52 @@ async def test_orphans_that_a_sweep_removes_in_time_are_no_trouble(rig: Rig) -> 
     waiting = asyncio.create_task(examined(0.5))
     await rig.index.remove(generation.key, [999])
     assert await waiting == 0
+
+
+class Always:
+    """Everybody who calls is this caller."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    async def identify(self, headers: Headers) -> Caller | None:
+        return self._caller
+
+
+def as_(caller: Caller) -> dict[str, Any]:
+    return {"authenticator": lambda _: Always(caller)}
+
+
+async def test_a_reader_that_may_ingest_verifies_in_the_reserved_tenant_and_no_service_of_another_sees_it(
+    rig: Rig,
+) -> None:
+    verifier = Caller("key:v", (RESERVED,), frozenset({"reader", "ingest"}), user_id=RESERVED, tags=frozenset())
+    worker = Caller("key:w", ("default",), frozenset({"service", "ingest"}))
+    neighbour = Caller("key:n", (RESERVED,), frozenset({"reader"}), user_id="ada")
+    async with (
+        rig.writer(),
+        rig.replica(**as_(verifier)) as own,
+        rig.replica(**as_(worker)) as real,
+        rig.replica(**as_(neighbour)) as beside,
+        canaries_on(asking("one", own)) as canaries,
+    ):
+        assert judge(await canaries.round(), replica="one").is_well
+        await canaries._write(1)
+        assert len(await visible_canaries(rig)) == PACE.canaries
+        asked = {"query": "a canary that the verification of this fleet writes", "top_k": 100}
+        for http, who in ((real, {}), (real, {"user_id": RESERVED}), (beside, {})):
+            answer = await http.post("/api/v1/query", json={**asked, **who})
+            assert answer.json()["sources"] == []
+
+
+async def test_without_the_role_it_says_so_and_leaves_nothing(rig: Rig) -> None:
+    reader = Caller("key:r", (RESERVED,), frozenset({"reader"}), user_id=RESERVED)
+
+    async def verified() -> None:
+        async with canaries_on(asking("one", http)) as canaries:
+            await canaries.round()
+
+    async with rig.writer(), rig.replica(**as_(reader)) as http:
+        with pytest.raises(RAGForbidden, match="ingest"):
+            await verified()
+    assert await visible_canaries(rig) == []
