@@ -50,7 +50,6 @@ FOUND_BY = {
     "live generation not cleared": STALE,
     "taint not checked again at the flip": STALE,
     "flip without its pending row": TORN,
-    "refused flip acknowledges": LOST,
     "outbox outside of the flip": LOST,
     "marked as sent before publishing": LOST,
     "acknowledged first": LOST,

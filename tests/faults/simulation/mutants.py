@@ -22,16 +22,23 @@ from dats_common.domain.access import Principal
 from dats_common.domain.model import ArtifactKey, ChunkRef, Taint, Validated
 from dats_common.domain.taint import FlipVerdict
 from dats_common.ports import Admission, Delivery, GuardedRead, Passage, Point, Publish, Subscription, TaintReceipt
+from tests.faults.simulation.faults import Fault, Kind
 from tests.faults.simulation.ports import SimBus, SimIndex, SimLedger, SimSubscription
+from tests.faults.simulation.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a simulated process puts under the production code."""
+    """What a simulated process puts under the production code.
+
+    Attributes:
+        steer: changes the drawn scenario, for what chance alone comes to too rarely.
+    """
 
     ledger: Callable[..., SimLedger] = SimLedger
     index: Callable[..., SimIndex] = SimIndex
     bus: Callable[..., SimBus] = SimBus
+    steer: Callable[[Scenario], Scenario] = lambda scenario: scenario
 
 
 PRODUCTION = Parts()
@@ -227,14 +234,6 @@ class FlipWithoutPending(_NoFence):
         return await super().flip(admissions, epoch=epoch)
 
 
-class RefusedFlipAcks(_NoFence):
-    """A generation that was reclaimed counts as handled. (The epoch is not asked for: it would refuse before.)"""
-
-    async def flip(self, admissions: Sequence[Admission], *, epoch: int) -> list[FlipVerdict]:
-        verdicts = await super().flip(admissions, epoch=epoch)
-        return [FlipVerdict.GARBAGE if verdict is FlipVerdict.RECLAIMED else verdict for verdict in verdicts]
-
-
 class NoRecheckAtFlip(SimLedger):
     """What was admitted becomes live, whatever was tainted meanwhile."""
 
@@ -370,6 +369,15 @@ class KeepFirstLedger(SimLedger):
         return {key: process.kept_before.get(key, set()) for key in keys}
 
 
+def _paused_between_store_and_flip(scenario: Scenario) -> Scenario:
+    """One writer is paused with its points stored; the next one hangs before its flip while its sweep goes on."""
+    faults = (
+        Fault("store.after", visit=1, kind=Kind.FREEZE, notice_s=0.05, lasting_s=6.0),
+        Fault("flip.before", visit=1, kind=Kind.STALL, notice_s=9.0, lasting_s=8.0),
+    )
+    return replace(scenario, faults=faults, troubles=(), sweep_interval_s=2.0)
+
+
 MUTANTS: Mapping[str, Parts] = MappingProxyType(
     {
         "query guard removed": Parts(ledger=NoGuard),
@@ -379,8 +387,7 @@ MUTANTS: Mapping[str, Parts] = MappingProxyType(
         "published before the tombstone commits": Parts(ledger=PublishBeforeCommit),
         "live generation not cleared": Parts(ledger=LiveNotCleared),
         "taint not checked again at the flip": Parts(ledger=NoRecheckAtFlip),
-        "flip without its pending row": Parts(ledger=FlipWithoutPending),
-        "refused flip acknowledges": Parts(ledger=RefusedFlipAcks),
+        "flip without its pending row": Parts(ledger=FlipWithoutPending, steer=_paused_between_store_and_flip),
         "outbox outside of the flip": Parts(ledger=OutboxApart),
         "marked as sent before publishing": Parts(ledger=MarkBeforePublish),
         "acknowledged first": Parts(bus=AckFirst),

@@ -44,7 +44,7 @@ class Outcome:
 
 def run_seed(seed: int, slots: Slots, *, parts: Parts = PRODUCTION) -> Outcome:
     """The run of a seed, the same on every machine and at every time."""
-    return run_scenario(draw_scenario(seed), slots, parts=parts)
+    return run_scenario(parts.steer(draw_scenario(seed)), slots, parts=parts)
 
 
 def run_scenario(scenario: Scenario, slots: Slots, *, parts: Parts = PRODUCTION) -> Outcome:
