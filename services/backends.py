@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -137,16 +136,15 @@ async def open_index(settings: Settings) -> AsyncIterator[OperatorsIndex]:
 
 def running_engine_port(settings: Settings) -> int:
     """Where the engine that owns the data directory listens. Raises: ConfigurationError: none does."""
-    try:
-        port = json.loads((engine_dir(settings) / "engine.lock").read_text()).get("port")
-    except (OSError, ValueError):
-        port = None
-    if not port:
+    from dats_common.embedded.ownership import served_port
+
+    port = served_port(engine_dir(settings))
+    if port is None:
         raise ConfigurationError(
             f"no Qdrant is set and no engine runs on {engine_dir(settings)}: "
             "set QDRANT_HOST, start `dats-rag engine`, or start everything with `dats-rag up`"
         )
-    return int(port)
+    return port
 
 
 async def prepare_index(index: Index, encoder: Encoder) -> None:

@@ -19,7 +19,7 @@ import httpx
 
 from dats_common.embedded.qdrant_edge import EngineProcess, open_engine_process
 from dats_common.errors import ConfigurationError, Unavailable
-from dats_common.settings import Settings
+from dats_common.settings import CONFIG_VARIABLE, Settings
 from dats_common.telemetry.logs import log
 from services.backends import engine_dir
 from services.lifeline import WITH_PARENT
@@ -55,10 +55,12 @@ async def open_fleet(
         Unavailable: not healthy in time.
     """
     _require_writable(settings)
+    _require_free_port(settings)
     async with AsyncExitStack() as stack:
         metrics_port = settings.telemetry.writer_metrics_port or _free_port_after(settings.server.port)
         environment = {
             **os.environ,
+            **({CONFIG_VARIABLE: str(settings.file.resolve())} if settings.file else {}),
             "DATS_DATA_DIR": str(settings.data_dir),
             "PORT": str(settings.server.port),
             "DATS_WRITER_METRICS_PORT": str(metrics_port),
@@ -75,9 +77,29 @@ async def open_fleet(
         for module in ("services.writer", "services.query"):
             service = _Service(module, environment, failed, output=output, grace_s=grace_s)
             stack.push_async_callback(_cancel, asyncio.create_task(service.keep_running(), name=module))
-        base_url = f"http://127.0.0.1:{settings.server.port}/api/v1"
+        here = _reached_at(settings.server.host)
+        base_url = f"http://{here}:{settings.server.port}/api/v1"
         await _healthy(base_url, failed, timeout_s=start_timeout_s)
-        yield Fleet(base_url, f"http://127.0.0.1:{metrics_port}/metrics", failed)
+        yield Fleet(base_url, f"http://{here}:{metrics_port}/metrics", failed)
+
+
+def _reached_at(host: str) -> str:
+    """Where this machine reaches what listens on `host`, as it stands in a URL."""
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104  compared, not bound
+    return f"[{here}]" if ":" in here else here
+
+
+def _require_free_port(settings: Settings) -> None:
+    """Else another fleet that serves there would be taken for this one."""
+    host, port = settings.server.host, settings.server.port
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot listen on {host}:{port}: {error.strerror}; choose another port with --port or PORT"
+            ) from error
 
 
 def _free_port_after(port: int) -> int:

@@ -43,7 +43,8 @@ async def serve(data_dir: Path, *, host: str = LOOPBACK, port: int = 0) -> Async
     import grpc
 
     from dats_common.embedded.qdrant_service import add_services
-    from dats_common.embedded.qdrant_store import open_store, owned
+    from dats_common.embedded.ownership import owned
+    from dats_common.embedded.qdrant_store import open_store
 
     with owned(data_dir) as ownership:
         async with open_store(data_dir) as store:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -48,65 +47,6 @@ Result = TypeVar("Result")
 
 class EngineFault(Exception):
     """The engine failed inside; the collection answers no more until the process is started again."""
-
-
-# -------------------------------------------------------------------------------------------------------- ownership
-
-
-@contextlib.contextmanager
-def owned(data_dir: Path) -> Iterator[Ownership]:
-    """Be the only process that has this data directory open; two owners would destroy it.
-
-    Raises: ConfigurationError: another process owns it, or it cannot be written to; says what to do.
-    """
-    path = data_dir / "engine.lock"
-    try:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot write to the index directory {data_dir}: {error.strerror}. "
-            "Give this user write access to it, or choose another directory with --data."
-        ) from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigurationError(_taken(data_dir, path)) from error
-        ownership = Ownership(descriptor)
-        ownership.publish(port=None)
-        try:
-            yield ownership
-        finally:
-            os.ftruncate(descriptor, 0)  # Nobody is to call on a port that has been given back.
-    finally:
-        os.close(descriptor)
-
-
-def _taken(data_dir: Path, lock: Path) -> str:
-    try:
-        holder = json.loads(lock.read_text())
-    except (OSError, ValueError):
-        holder = {}
-    pid, port = holder.get("pid", "unknown"), holder.get("port") or "not open yet"
-    return (
-        f"the index directory {data_dir} is in use by the engine with pid {pid} (port {port}). "
-        f"Stop that process, or use its index with QDRANT_HOST=127.0.0.1 and QDRANT_GRPC_PORT={port}, "
-        "or choose another directory with --data."
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Ownership:
-    """The lock in hand."""
-
-    descriptor: int
-
-    def publish(self, *, port: int | None) -> None:
-        """Tell in the lock file who we are and where we listen."""
-        text = json.dumps({"pid": os.getpid(), "port": port}).encode()
-        os.ftruncate(self.descriptor, 0)
-        os.pwrite(self.descriptor, text, 0)
 
 
 # ------------------------------------------------------------------------------------------------------ description

@@ -1,6 +1,6 @@
 """Settings: frozen sections, read once by `load_settings`; a misspelt name stops the start with the nearest one."""
 
-from dats_common.settings.catalog import Described, describe
+from dats_common.settings.catalog import CONFIG_VARIABLE, Described, describe
 from dats_common.settings.load import load_settings
 from dats_common.settings.sections import (
     Chunking,
@@ -17,6 +17,7 @@ from dats_common.settings.sections import (
 )
 
 __all__ = [
+    "CONFIG_VARIABLE",
     "Chunking",
     "Described",
     "Embedding",

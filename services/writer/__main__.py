@@ -6,7 +6,8 @@ import asyncio
 import os
 import signal
 import sys
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING
 
 from dats_common.errors import ConfigurationError, DatsError
@@ -43,18 +44,27 @@ async def consume(settings: Settings, ports: AbstractAsyncContextManager[WriterP
     from services.writer.wiring import open_writer
 
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with ports as opened, open_writer(settings, opened) as writer:
-        log("writer").info(
-            "consuming", writer_id=writer.writer_id, model=writer.encoder.model, backend=writer.encoder.backend
-        )
-        with (
-            watchdog(writer.progress, limit_s=settings.events.watchdog_s),
-            writer.metrics.served(settings.server.host, settings.telemetry.writer_metrics_port),
-        ):
-            await writer.work(until=stop, drain_s=settings.events.drain_s)
+    starting = asyncio.current_task()
+    assert starting is not None  # noqa: S101  a coroutine runs in a task
+    # During the start nothing is in hand, and a broker that is away is waited for without end.
+    _on_signals(starting.cancel)
+    with suppress(asyncio.CancelledError):
+        async with ports as opened, open_writer(settings, opened) as writer:
+            _on_signals(stop.set)
+            log("writer").info(
+                "consuming", writer_id=writer.writer_id, model=writer.encoder.model, backend=writer.encoder.backend
+            )
+            with (
+                watchdog(writer.progress, limit_s=settings.events.watchdog_s),
+                writer.metrics.served(settings.server.host, settings.telemetry.writer_metrics_port),
+            ):
+                await writer.work(until=stop, drain_s=settings.events.drain_s)
     log("writer").info("stopped")
+
+
+def _on_signals(react: Callable[[], object]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, react)
 
 
 def main() -> int:

@@ -54,7 +54,8 @@ class Writer:
             log("writer").info("draining", seconds=drain_s)
             give_up_at = loop.time() + drain_s
             await self.consumer.stop(timeout_s=drain_s)
-            await asyncio.wait([work], timeout=max(0.0, give_up_at - loop.time()))
+            if self.consumer.is_consuming:
+                await asyncio.wait([work], timeout=max(0.0, give_up_at - loop.time()))
             for task in (work, *beside):
                 if task.done() and not task.cancelled():
                     task.result()  # a loop that failed must not end as a success

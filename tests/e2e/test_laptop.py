@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from pathlib import Path
 
+import httpx
 import pytest
 from fleet import eventually, names, text
 from servers import free_port
@@ -83,3 +85,21 @@ async def test_what_was_embedded_and_tainted_stays_so_over_crashes_and_a_restart
     async with open_fleet(settings) as fleet, client_of(fleet) as client:
         assert await found(client, stays, goes, later) == {stays, later}
         assert (await client.health()).index_metrics.total_chunks == 2  # type: ignore[union-attr]
+
+
+async def test_a_configuration_file_and_another_address_reach_the_services(tmp_path: Path) -> None:
+    file = tmp_path / "our.yaml"
+    file.write_text("query:\n  default_mode: keyword\nserver:\n  host: 127.0.0.2\n")
+    settings = load_settings(file, {"DATS_DATA_DIR": str(tmp_path / "data"), "PORT": str(free_port())})
+    async with open_fleet(settings) as fleet, httpx.AsyncClient(base_url=fleet.base_url) as client:
+        assert fleet.base_url.startswith("http://127.0.0.2:")
+        answer = await client.post("/query", json={"query": "anything", "project_id": "proj-1"})
+        assert answer.json()["search_mode"] == "keyword"
+
+
+async def test_a_port_where_another_fleet_serves_is_refused_before_anything_starts(settings: Settings) -> None:
+    with socket.create_server(("127.0.0.1", settings.server.port)):
+        with pytest.raises(ConfigurationError, match=rf"127.0.0.1:{settings.server.port}.*--port"):
+            async with open_fleet(settings):
+                pass
+    assert not (settings.data_dir / "ledger.db").exists()

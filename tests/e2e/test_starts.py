@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from fleet import bare_environment
-from servers import RabbitServer
+from servers import RabbitServer, wait_until
 
 from dats_common.adapters.memory_encoder import MemoryEncoder
 from dats_common.adapters.qdrant import open_qdrant
@@ -147,3 +147,24 @@ def test_credentials_that_the_broker_refuses_stop_the_start_and_are_not_shown(
     ended = asyncio.run(told())
     assert_refused(ended, "DATS_RABBITMQ_URL")
     assert "wrongsecret" not in ended[1]
+
+
+def test_a_writer_that_waits_for_the_broker_ends_when_it_is_asked_to(tmp_path: Path) -> None:
+    log = tmp_path / "writer.log"
+    settings = {
+        "DATS_DATA_DIR": str(tmp_path / "data"),
+        "DATS_RABBITMQ_URL": "amqp://guest:guest@127.0.0.1:1/",
+        "QDRANT_HOST": "127.0.0.1",
+    }
+    with log.open("wb") as output:
+        writer = subprocess.Popen(
+            [sys.executable, "-m", "services.writer"], env=bare_environment(**settings), stdout=output, stderr=output
+        )
+    try:
+        wait_until(lambda: "broker_waited" in log.read_text(), timeout_s=60.0, what="waiting for the broker")
+        writer.terminate()
+        assert writer.wait(15.0) == 0, log.read_text()
+    finally:
+        writer.kill()
+        writer.wait()
+    assert "Traceback" not in log.read_text()

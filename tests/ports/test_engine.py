@@ -19,6 +19,7 @@ from qdrant_client import grpc as wire
 
 from dats_common.adapters.qdrant import QdrantIndex
 from dats_common.domain.model import ArtifactKey
+from dats_common.embedded.ownership import served_port
 from dats_common.embedded.qdrant_edge import EngineProcess, open_engine_process, serve
 from dats_common.errors import ConfigurationError, IndexUnavailable
 from dats_common.ports import Fingerprint
@@ -194,6 +195,18 @@ async def test_a_second_owner_is_refused_and_told_who_has_it(tmp_path: Path) -> 
     assert (tmp_path / "engine.lock").read_text() == ""
     async with running_engine(tmp_path):
         pass
+
+
+async def test_what_a_killed_engine_left_in_its_lock_counts_for_nothing(tmp_path: Path) -> None:
+    assert served_port(tmp_path) is None
+    async with running_engine(tmp_path) as engine:
+        assert served_port(tmp_path) == engine.port
+        engine.process.kill()
+        await engine.ended()
+    assert json.loads((tmp_path / "engine.lock").read_text())["port"] == engine.port
+    assert served_port(tmp_path) is None
+    async with running_engine(tmp_path) as successor:
+        assert served_port(tmp_path) == successor.port
 
 
 async def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
