@@ -73,7 +73,8 @@ class Consumer:
         self._observer = observer
         self._healthy = healthy
         self._limits = limits
-        self._subscriptions: list[Subscription] = []
+        self._taints: Subscription | None = None
+        self._single_active: tuple[Subscription, ...] = ()
         self._stopping = False
         self._at_rest = asyncio.Event()
         self._at_rest.set()
@@ -86,7 +87,9 @@ class Consumer:
             self._bus.subscribe(COMMANDS_QUEUE, prefetch=self._limits.prefetch) as commands,
             self._bus.subscribe(TAINTS_QUEUE, prefetch=self._limits.prefetch) as taints,
         ):
-            self._subscriptions = [taints, validated, commands]
+            if self._stopping:
+                return
+            self._taints, self._single_active = taints, (validated, commands)
             async with asyncio.TaskGroup() as loops:
                 for number in range(self._limits.concurrent_batches):
                     loops.create_task(self._embed_loop(validated, VALIDATED_QUEUE), name=f"validated-{number}")
@@ -96,16 +99,25 @@ class Consumer:
     async def stop(self, *, timeout_s: float) -> None:
         """Finish what is in hand, for at most `timeout_s`, and take no more; then what is buffered goes back.
 
+        Before `run` has subscribed there is nothing to finish: it then ends without taking anything.
+
         The single-active queues are left last: the broker serves a standby at once, whose epoch would fence the work
         in hand here. A taint waits for nobody and goes back first.
         """
         self._stopping = True
-        for subscription in self._subscriptions[:1]:
-            await subscription.stop()
+        if self._taints is None:
+            return
+        await self._taints.stop()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._at_rest.wait(), timeout_s)
-        for subscription in self._subscriptions:
+            async with asyncio.timeout(timeout_s):
+                await self._at_rest.wait()
+        for subscription in self._single_active:
             await subscription.stop()
+
+    @property
+    def is_consuming(self) -> bool:
+        """Whether `run` has subscribed, so that something may be in hand."""
+        return self._taints is not None
 
     # -------------------------------------------------------------------------------------- validated and commands
 
