@@ -716,6 +716,19 @@ async def test_rabbitmq_a_closed_connection_is_opened_again(node: RabbitNode) ->
 
 
 @pytest.mark.rabbitmq
+async def test_rabbitmq_of_several_nodes_one_that_answers_is_found(node: RabbitNode, unused_tcp_port: int) -> None:
+    await purge(node.url)
+    away = f"amqp://guest:a,comma@127.0.0.1:{unused_tcp_port}/"
+    for nodes in (f"{away},{node.url}", f"{node.url},{away}", f"{away},{away},{node.url}"):
+        async with (
+            open_rabbitmq(nodes, connect_timeout_s=DEADLINE_S) as bus,
+            bus.subscribe(VALIDATED_QUEUE, prefetch=10) as subscription,
+        ):
+            await publish(bus, 1)
+            assert numbers(await take(subscription)) == [1]
+
+
+@pytest.mark.rabbitmq
 async def test_rabbitmq_what_arrived_just_before_its_connection_was_lost_is_not_handed_out(node: RabbitNode) -> None:
     await purge(node.url)
     async with (
