@@ -44,11 +44,16 @@ class Fleet:
 
 @asynccontextmanager
 async def open_fleet(
-    settings: Settings, *, start_timeout_s: float = 90.0, log_file: Path | None = None
+    settings: Settings,
+    *,
+    config_file: Path | None = None,
+    start_timeout_s: float = 90.0,
+    log_file: Path | None = None,
 ) -> AsyncIterator[Fleet]:
     """Start everything that is not set to be elsewhere, and wait until it is healthy.
 
     Args:
+        config_file: what the settings were read from, if another than the environment says: the services read it too.
         log_file: where the services' logs go; by default to this process's stderr.
 
     Raises: ConfigurationError: a port or the data directory cannot be used, or a service refuses its settings.
@@ -60,7 +65,7 @@ async def open_fleet(
         metrics_port = settings.telemetry.writer_metrics_port or _free_port_after(settings.server.port)
         environment = {
             **os.environ,
-            **({CONFIG_VARIABLE: str(settings.file.resolve())} if settings.file else {}),
+            **({CONFIG_VARIABLE: str(config_file.resolve())} if config_file else {}),
             "DATS_DATA_DIR": str(settings.data_dir),
             "PORT": str(settings.server.port),
             "DATS_WRITER_METRICS_PORT": str(metrics_port),

@@ -45,7 +45,6 @@ def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
     except ValidationError as error:
         raise ConfigurationError(_explain(error, origins)) from None
     settings._origins.update(_changed(settings, origins, known))
-    settings._file = file
     return settings
 
 

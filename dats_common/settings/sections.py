@@ -406,12 +406,6 @@ class Settings(Section):
     standard: Standard = Standard()
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
-    _file: Path | None = PrivateAttr(default=None)
-
-    @property
-    def file(self) -> Path | None:
-        """The YAML file they were read from."""
-        return self._file
 
     @property
     def rabbitmq(self) -> RabbitMQ:

@@ -97,7 +97,7 @@ def up(port: PortOption = None, data: Data = None, config: Config = None) -> Non
 
     async def stay_up() -> None:
         configure_logs(service="up", level=settings.telemetry.log_level)
-        async with open_fleet(settings) as fleet:
+        async with open_fleet(settings, config_file=config) as fleet:
             voice.say(f"DATS RAG is up: {fleet.base_url}  (docs: {fleet.base_url.removesuffix('/api/v1')}/docs)")
             voice.say(f"Metrics: {fleet.base_url}/metrics and, of the writer, {fleet.writer_metrics_url}")
             voice.say(f"Data in {settings.data_dir.resolve()}. Ctrl-C stops it.")

@@ -91,7 +91,7 @@ async def test_a_configuration_file_and_another_address_reach_the_services(tmp_p
     file = tmp_path / "our.yaml"
     file.write_text("query:\n  default_mode: keyword\nserver:\n  host: 127.0.0.2\n")
     settings = load_settings(file, {"DATS_DATA_DIR": str(tmp_path / "data"), "PORT": str(free_port())})
-    async with open_fleet(settings) as fleet, httpx.AsyncClient(base_url=fleet.base_url) as client:
+    async with open_fleet(settings, config_file=file) as fleet, httpx.AsyncClient(base_url=fleet.base_url) as client:
         assert fleet.base_url.startswith("http://127.0.0.2:")
         answer = await client.post("/query", json={"query": "anything", "project_id": "proj-1"})
         assert answer.json()["search_mode"] == "keyword"
