@@ -25,6 +25,7 @@ from services.backends import (
 from services.cli.console import Voice
 
 _CHECK_TIMEOUT_S = 30.0
+HEARTBEAT_STALE_S = 15.0  # several beats of a writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ async def examine(settings: Settings, *, voice: Voice) -> bool:
         ("broker", "RabbitMQ" if not settings.rabbitmq.is_embedded else "embedded queue", _check_broker),
         ("encoder", settings.lightrag.embedding_model, _check_encoder),
         ("index", _where_index(settings), _check_index),
+        ("writer", "its last heartbeat in the ledger", _check_writer),
         ("callers", f"authentication {settings.auth.mode}", _check_callers),
     ]
     findings = [await _check(name, where, check, settings) for name, where, check in checks]
@@ -109,12 +111,21 @@ async def _check_ledger(settings: Settings) -> str:
         return "will be made at the first start"
     async with open_ledger(settings, acting="query") as ledger:
         counts = await ledger.counts()
-        beat = await ledger.heartbeat()
-    writer = f"last writer heartbeat {beat.age_s:.0f} s ago" if beat else "no writer has reported yet"
     return (
         f"{counts.live_chunks} live chunks of {counts.live_artifacts} artifacts, {counts.quarantined} quarantined, "
-        f"{counts.unsent_events} unsent events; {writer}"
+        f"{counts.unsent_events} unsent events"
     )
+
+
+async def _check_writer(settings: Settings) -> str:
+    if settings.sql.is_embedded and not (settings.data_dir / "ledger.db").exists():
+        raise ConfigurationError("no fleet has run here: start one with `dats-rag up`")
+    async with open_ledger(settings, acting="query") as ledger:
+        beat = await ledger.heartbeat()
+    if beat is None or beat.age_s > HEARTBEAT_STALE_S:
+        told = f"it reported {beat.age_s:.0f} s ago" if beat else "none has ever reported"
+        raise ConfigurationError(f"{told}, so nothing is indexed: start one with `dats-rag writer` or `dats-rag up`")
+    return f"{beat.writer_id} is {beat.state}, {beat.backend}"
 
 
 async def _check_callers(settings: Settings) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import subprocess
 import sys
@@ -168,3 +169,18 @@ def test_a_writer_that_waits_for_the_broker_ends_when_it_is_asked_to(tmp_path: P
         writer.kill()
         writer.wait()
     assert "Traceback" not in log.read_text()
+
+
+def test_doctor_names_the_missing_writer_and_how_to_start_one(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "services.cli", "doctor", "--json", "--data", str(tmp_path / "data")],
+        env=bare_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+        check=False,
+    )
+    assert ended.returncode == 1
+    checks = {each["name"]: each for each in json.loads(ended.stdout)["checks"]}
+    assert not checks["writer"]["ok"]
+    assert "dats-rag up" in checks["writer"]["detail"]
