@@ -131,6 +131,11 @@ class World:
             self.trace(process.name, f"fault {fault.kind} at {point}")
         return fault
 
+    def plan(self, fault: Fault) -> None:
+        """A fault that is not of the scenario: at so many visits from now."""
+        self._points.add(fault.point)
+        self._planned[fault.point, self._visits[fault.point] + fault.visit] = fault
+
     def crash(self, process: Process, *, restart_s: float) -> None:
         """kill -9; its supervisor starts it again."""
         if not process.is_alive:
