@@ -11,7 +11,6 @@ import os
 import random
 import re
 import secrets
-import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import jwt
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -40,9 +38,9 @@ from access_world import (
 )
 from index_engine import index_on, running_engine
 from ledgers import fresh_database
+from office import asks_for, token
 from rig import Index, Rig
 
-from dats_common.adapters.jwt_tokens import build_jwt_verifier
 from dats_common.contracts.topology import COMMANDS_QUEUE
 from dats_common.domain.keys import ENTROPY_BYTES, make_key
 from dats_common.domain.model import EventTime, Taint
@@ -50,7 +48,7 @@ from dats_common.fingerprint import fingerprint
 from dats_common.ports import Candidate, KeyStore, Ledger, StoredKey
 from dats_common.settings import Settings
 from services.backends import open_key_store, open_ledger
-from services.query.identity import Authenticator, Credentials
+from services.query.identity import Authenticator
 from services.query.services import QueryServices
 
 CALLERS = int(os.environ.get("DATS_TEST_CALLERS", "300"))
@@ -58,7 +56,6 @@ SEED = int(os.environ.get("DATS_TEST_SEED", "20260101"))
 QUERIES_EACH = 3
 ARTIFACTS = 240
 LEAST_SHARE = 0.3
-SECRET = secrets.token_hex(32)
 MARK = re.compile(r"zq(\d{4})zq")
 
 
@@ -120,12 +117,7 @@ class World:
     seen: Counter[str] = field(default_factory=Counter)
 
     def authenticator(self, services: QueryServices) -> Authenticator:
-        tokens = build_jwt_verifier(
-            algorithm="HS256", key_file="", secret=SECRET, issuer="idp", audience="dats-rag", leeway_s=5.0
-        )
-        return Credentials(
-            keys=self.keys, tokens=tokens, errands=services.errands, metrics=services.metrics, clock=time.monotonic
-        )
+        return asks_for(self.keys, services)
 
     @asynccontextmanager
     async def replica(self, index: Any) -> AsyncIterator[httpx.AsyncClient]:
@@ -139,12 +131,10 @@ class World:
         is_token = rng.random() < 0.5
         holder = make_holder(rng, is_token=is_token)
         if is_token:
-            now = int(time.time())
-            claims = {"iss": "idp", "aud": "dats-rag", "sub": holder.user, "iat": now, "exp": now + 600}
-            claims |= {"tenant_ids": list(holder.tenants), "roles": sorted(holder.roles)}
+            claims: dict[str, Any] = {"sub": holder.user, "tenant_ids": list(holder.tenants)}
             claims |= {} if holder.projects is None else {"project_ids": sorted(holder.projects)}
-            claims |= {"tags": ["*"] if holder.tags is None else sorted(holder.tags)}
-            return holder, {"Authorization": f"Bearer {jwt.encode(claims, SECRET, 'HS256')}"}
+            claims |= {"roles": sorted(holder.roles), "tags": ["*"] if holder.tags is None else sorted(holder.tags)}
+            return holder, {"Authorization": f"Bearer {token(**claims)}"}
         key = make_key(secrets.token_bytes(ENTROPY_BYTES))
         stored = StoredKey(
             key.key_id,

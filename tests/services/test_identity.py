@@ -4,70 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
-import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
-import jwt
 import pytest
+from office import Office, token
 from rig import BODY_LIMIT_BYTES, Rig, eventually
 from structlog.testing import capture_logs
 
-from dats_common.adapters.jwt_tokens import build_jwt_verifier
 from dats_common.adapters.sql.identity import open_key_store
 from dats_common.clients.errors import RAGForbidden, RAGTooMany, RAGUnauthenticated
 from dats_common.clients.rag import RAGClient
 from dats_common.domain.access import Caller
-from dats_common.domain.keys import ENTROPY_BYTES, PlainKey, make_key
+from dats_common.domain.keys import PlainKey
 from dats_common.errors import ConfigurationError, LedgerUnavailable, TooManyRequests
-from dats_common.ports import KeyStore, StoredKey
+from dats_common.ports import StoredKey
 from dats_common.settings import Settings
 from services.query.gate import OPEN_PATHS, PROBE_PATHS, RateLimits
-from services.query.identity import Authenticator, Credentials, Seldom
+from services.query.identity import Seldom
 from services.query.limits import HttpLimits
 from services.query.routes import router
-from services.query.services import QueryServices
 from services.query.wiring import require_safe_exposure
 
-JWT_SECRET = "a shared secret of the tests, longer than 32 bytes"
 QUERY = {"query": "a report with totals"}
-
-
-@dataclass
-class Office:
-    """Makes keys, and replicas that ask for them."""
-
-    rig: Rig
-    keys: KeyStore
-
-    async def key(self, *roles: str, valid_s: float | None = None, **grant: Any) -> PlainKey:
-        key = make_key(secrets.token_bytes(ENTROPY_BYTES))
-        wanted: dict[str, Any] = {"name": "test", "tenant_ids": ("default",), **grant}
-        stored = StoredKey(key.key_id, key.secret_hash, roles=frozenset(roles), **wanted)
-        await self.keys.create(stored, valid_s=valid_s, actor="cli:test")
-        return key
-
-    def replica(self, **changes: Any) -> AbstractAsyncContextManager[httpx.AsyncClient]:
-        changes = {"authenticator": self.authenticator, **changes}
-        return self.rig.replica(**changes)
-
-    def authenticator(self, services: QueryServices) -> Authenticator:
-        tokens = build_jwt_verifier(
-            algorithm="HS256", key_file="", secret=JWT_SECRET, issuer="idp", audience="dats-rag", leeway_s=5.0
-        )
-        return Credentials(
-            keys=self.keys, tokens=tokens, errands=services.errands, metrics=services.metrics, clock=time.monotonic
-        )
-
-    async def actions(self) -> list[tuple[str, str]]:
-        """Action and reason of the audit, the oldest first, without the making of keys."""
-        entries = reversed(await self.keys.audit(limit=1000))
-        return [(entry.action, entry.reason) for entry in entries if entry.action != "key_created"]
 
 
 @pytest.fixture
@@ -80,12 +42,6 @@ async def office(rig: Rig, tmp_path: Path) -> AsyncIterator[Office]:
 async def replica(office: Office) -> AsyncIterator[httpx.AsyncClient]:
     async with office.replica() as client:
         yield client
-
-
-def token(**claims: Any) -> str:
-    now = int(time.time())
-    good = {"iss": "idp", "aud": "dats-rag", "sub": "alice", "iat": now, "exp": now + 60, "tenant_id": "default"}
-    return jwt.encode({**good, "roles": ["reader"], **claims}, JWT_SECRET, "HS256")
 
 
 async def search(client: httpx.AsyncClient, *credentials: tuple[str, str], **narrowing: Any) -> httpx.Response:
@@ -177,7 +133,9 @@ async def test_two_different_credentials_are_refused_though_each_is_good(
 async def test_what_is_no_credential_of_ours_is_refused_and_not_quoted(
     replica: httpx.AsyncClient, credential: tuple[str, str]
 ) -> None:
-    response = await replica.post("/api/v1/query", json=QUERY, headers=[(credential[0], credential[1].encode())])
+    response = await replica.post(
+        "/api/v1/query", json=QUERY, headers=[(credential[0].encode(), credential[1].encode())]
+    )
     detail = assert_problem(response, 401)
     assert "hunter2" not in detail
     assert "xxx" not in detail

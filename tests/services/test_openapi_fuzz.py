@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 import uvicorn
+from office import Office
 from rig import Rig
 from servers import free_port
-from test_identity import Office
 
 from dats_common.adapters.sql.identity import open_key_store
 
