@@ -63,6 +63,10 @@ format: $(VENV)/.dev ## Let ruff write what it can
 bench: $(VENV)/.dev servers ## Ratios and latencies on this machine; writes docs/performance.md's table
 	@$(BIN)/python -m tests.bench $(BENCH)
 
+.PHONY: simulate
+simulate: $(VENV)/.dev ## Seeds of the simulated fleet: SIMULATE='--seeds 0:60000 --jobs 2' (docs/reliability.md)
+	@$(BIN)/python -m tests.faults.simulation $(SIMULATE)
+
 .PHONY: chaos soak
 chaos: $(VENV)/.dev servers ## Kill, pause and cut off a fleet under load, then judge its history (docs/reliability.md)
 	@$(BIN)/python -m tests.faults.chaos $(CHAOS)

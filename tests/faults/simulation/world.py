@@ -278,16 +278,16 @@ class World:
         )
         self.writers[process.name] = writer
         for name, work in (
-            ("consumer", writer.consumer.run()),
-            ("relay", writer.relay_periodically()),
-            ("sweep", writer.sweep_periodically()),
+            ("consumer", writer.consumer.run),
+            ("relay", writer.relay_periodically),
+            ("sweep", writer.sweep_periodically),
         ):
             self.loop.start(process.lane, self._ends_with(process, work), name=f"{process.name}.{name}")
 
-    async def _ends_with(self, process: Process, work: Any) -> None:
+    async def _ends_with(self, process: Process, work: Callable[[], Awaitable[None]]) -> None:
         """A writer whose loop fails ends, and is started again, as `Writer.work` and the supervisor have it."""
         try:
-            await work
+            await work()
         except Exception as error:
             self.record.surprise(process.name, error)
             self.crash(process, restart_s=0.5)
