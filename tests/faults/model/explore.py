@@ -29,7 +29,7 @@ class Explored:
         steps: how many transitions lead to them.
         rests: how many of them are at rest.
         violation: the first one of the kind that was looked for; the exploration ends there.
-        seconds: that it took.
+        seconds: of CPU time that it took.
     """
 
     states: int
@@ -57,9 +57,9 @@ class Exploration:
 
         Raises: OverflowError: more than `most_states` were reached; nothing is proved then.
         """
-        started = time.perf_counter()
+        started = time.process_time()
         violation = self._search(kind, most_states) or self._stuck(kind)
-        return Explored(len(self.states), self._steps, len(self._rests), violation, time.perf_counter() - started)
+        return Explored(len(self.states), self._steps, len(self._rests), violation, time.process_time() - started)
 
     def trace_to(self, number: int) -> tuple[Step, ...]:
         """The steps from the first state to that one."""

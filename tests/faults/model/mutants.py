@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from .invariants import Kind
-from .scenarios import TAINTS, VERSIONS, WILDCARD_RACE
+from .scenarios import TAINTS, TAKEOVER, VERSIONS, WILDCARD_RACE
 from .state import Rules, Scenario, World
 
 
@@ -158,7 +158,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("sweeper", "nobody sweeps", "hygiene", Rules(sweeper=False), _CALM),
 )
 
-_SMALL = (replace(_ONE_FAULT, queries=False), replace(_CALM, takeovers=1), TAINTS)
+_SMALL = (replace(TAKEOVER, faults=1), replace(_CALM, takeovers=1), TAINTS)
 
 VARIANTS: tuple[Variant, ...] = (
     Variant(

@@ -80,7 +80,13 @@ WILDCARD_RACE = replace(
     taints=(Tainted(("a",), TAINT, tenant_id=None),),
     wildcard_race=True,
 )
-TAKEOVER = replace(VERSIONS, name="the first, and a takeover from a writer that lives on", takeovers=1, queries=False)
+TAKEOVER = replace(
+    COPIES,
+    name="a version and its taint, two faults and a takeover from a writer that lives on",
+    copies=(),
+    faults=2,
+    takeovers=1,
+)
 CLOSE_UP = replace(
     VERSIONS,
     name="the first, every step of relay and sweep apart",

@@ -19,16 +19,22 @@ from dats_common.adapters.memory_encoder import MemoryEncoder
 from dats_common.adapters.memory_index import MemoryIndex
 from dats_common.adapters.memory_indexer import MemoryIndexer
 from dats_common.contracts.topology import ARTIFACT_TAINTED, TAINTS_QUEUE, VALIDATED_QUEUE
+from dats_common.domain.access import Principal
+from dats_common.domain.fusion import LegWeights
+from dats_common.domain.model import ChunkRef
 from dats_common.domain.settlement import OUTAGE_PAUSE_S
 from dats_common.errors import IndexUnavailable, LedgerUnavailable
 from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
-from dats_common.ports import Delivery, Ledger, Point, Subscription
+from dats_common.ports import Delivery, Ledger, Point, SearchFilter, Subscription
+from services.query.engine import QueryEngine, Question
 from services.writer.consumer import Consumer, Limits
 from services.writer.handlers import EventHandlers, Handled
 from services.writer.leadership import Leadership
 from services.writer.pipeline import EmbeddingPipeline
 from services.writer.progress import Progress
+
+from .wire import words
 
 DEADLINE_S = 30.0
 Order = Literal["go", "lose the answer", "fail"]
@@ -158,6 +164,11 @@ class Broker:
         self.holders: dict[str, str | None] = {}
         self.acked: set[str] = set()
 
+    def requeue(self, name: str, *, held_by: str | None = None) -> None:
+        """Its holder is gone (for the broker); `held_by` only if it is this one."""
+        if held_by in (None, self.holders.get(name)):
+            self.holders[name] = None
+
     def settles(self, delivery: Delivery) -> bool:
         name, holder = delivery.handle
         return bool(self.holders.get(name) == holder)
@@ -245,11 +256,25 @@ class Stage:
         self._spawn(name, Relay(ledger=self.ledger, bus=bus).drain())
         return name
 
-    def spawn_reader(self, ask: Callable[[Any], Any]) -> str:
-        """A query whose last look waits. Args: ask: what to do with the ledger that it is given."""
-        name = self._name("reader")
-        self._spawn(name, ask(LedgerAt(self.ledger, self.gates, name, gated={"still_live": "Q3"})))
+    def start_query(self, tenant_id: str) -> str:
+        """One query, whose last look waits."""
+        name = self._name("query")
+        self._spawn(name, self.ask(LedgerAt(self.ledger, self.gates, name, gated={"still_live": "Q3"}), tenant_id))
         return name
+
+    async def ask(self, ledger: Any, tenant_id: str) -> list[tuple[ChunkRef, int]]:
+        """What the production's engine returns to somebody of this tenant: chunks and their versions."""
+        engine = QueryEngine(
+            encoder=self.encoder,
+            index=self.index,
+            ledger=ledger,
+            min_similarity=0.0,
+            least_candidates=50,
+            weights=LegWeights(dense=1.0, sparse=0.5),
+        )
+        where = SearchFilter(Principal(tenant_id=tenant_id))
+        answer = await engine.retrieve(Question(words("x"), "hybrid", where, top_k=20, budget_tokens=5000))
+        return [(hit.passage.ref, hit.passage.version) for hit in answer.hits]
 
     async def ended(self, who: str) -> Any:
         """The result of a task that has nothing left to wait for."""
@@ -316,7 +341,17 @@ class _OneQueue:
         yield hand
 
 
+def message_name(number: int) -> str:
+    """Of a message of the validated queue."""
+    return f"validated {number}"
+
+
+def taint_name(number: int) -> str:
+    """Of a message of the taints' queue; its AMQP message id too, so that a copy is known as one."""
+    return f"taint {number}"
+
+
 def delivery(name: str, holder: str, body: Mapping[str, Any], event_type: str) -> Delivery:
-    """A message as the broker hands it out; its id is the publisher's, the same for every copy."""
-    identity = name.partition("#")[0] if event_type == ARTIFACT_TAINTED else None
+    """A message as the broker hands it out."""
+    identity = name if event_type == ARTIFACT_TAINTED else None
     return Delivery(json.dumps(body).encode(), event_type, message_id=identity, handle=(name, holder))
