@@ -5,14 +5,13 @@ Source: spec 1 "Events"; the envelope has CloudEvents 1.0 names, and on input on
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dats_common.contracts.fields import (
     ArtifactId,
@@ -21,14 +20,11 @@ from dats_common.contracts.fields import (
     Label,
     TenantId,
     Wire,
-    explain,
     refusal,
-    unique,
 )
 from dats_common.contracts.metadata import ArtifactMetadata
 from dats_common.contracts.strict_json import parse_object
 from dats_common.contracts.topology import (
-    ARTIFACT_TAINTED,
     EMBED_COMMAND,
     EMBEDDING_COMPLETED,
     EMBEDDING_FAILED,
@@ -36,7 +32,7 @@ from dats_common.contracts.topology import (
     EMBEDDING_QUARANTINED,
     TASK_VALIDATED,
 )
-from dats_common.domain.model import DEFAULT_TENANT, ArtifactKey, EventTime, Taint, Validated
+from dats_common.domain.model import DEFAULT_TENANT, ArtifactKey, EventTime, Validated
 from dats_common.domain.taint import MICROSECONDS
 from dats_common.errors import InvalidInput
 
@@ -103,16 +99,10 @@ class TaintedData(Wire):
     tenant_id: Annotated[TenantId | None, Field(description="absent: every tenant")] = None
     metadata: TaintMetadata | None = None
 
-    @model_validator(mode="after")
-    def _names_one_tenant(self) -> TaintedData:
-        named = {self.tenant_id, self.metadata.tenant_id if self.metadata else None} - {None}
-        if len(named) > 1:
-            raise ValueError("tenant_id and metadata.tenant_id differ")
-        return self
-
-    def tenant(self) -> str | None:
-        """None covers the ids in every tenant."""
-        return self.tenant_id or (self.metadata.tenant_id if self.metadata else None)
+    def tenants(self) -> frozenset[str]:
+        """Named in data or in metadata. None covers the ids in every tenant; two contradict each other."""
+        named = (self.tenant_id, self.metadata.tenant_id if self.metadata else None)
+        return frozenset(tenant_id for tenant_id in named if tenant_id is not None)
 
 
 # ------------------------------------------------------------------------------------------------------- data out
@@ -185,10 +175,11 @@ def parse_time(text: str) -> int:
         moment = datetime.fromisoformat(text.upper())
     except ValueError:
         raise InvalidInput("time: there is no such date or hour") from None
-    return _sane(_ord(moment), field="time")
+    return plausible(_ord(moment), field="time")
 
 
-def _sane(ord_us: int, *, field: str) -> int:
+def plausible(ord_us: int, *, field: str) -> int:
+    """`ord_us`, if its unit was not mistaken. Raises: InvalidInput: before `EARLIEST` or after `LATEST`."""
     if not _ord(EARLIEST) <= ord_us < _ord(LATEST):
         raise InvalidInput(f"{field}: outside of {EARLIEST.year} to {LATEST.year}")
     return ord_us
@@ -204,7 +195,7 @@ def _event_time(envelope: Envelope, *, timestamp_us: int | None, own_clock: bool
     if own_clock:
         raise InvalidInput(f"time: {EMBED_COMMAND} always carries the ledger's time")
     if timestamp_us is not None:
-        return EventTime(claimed=_sane(timestamp_us, field="AMQP timestamp"))
+        return EventTime(claimed=plausible(timestamp_us, field="AMQP timestamp"))
     return EventTime()
 
 
@@ -231,56 +222,6 @@ def parse_validated(
     event = Validated(data.key(), data.content, data.metadata.to_source(), time, event_id="")
     event_id = _event_id(envelope, event_type=event_type, message_id=message_id) or _content_id(event)
     return Validated(event.key, event.content, event.metadata, time, event_id)
-
-
-def parse_tainted(
-    body: bytes, *, event_type: str = ARTIFACT_TAINTED, message_id: str | None = None, timestamp_us: int | None = None
-) -> tuple[Taint, list[str]]:
-    """The domain's taint in an `artifact.tainted` message, and why some of its ids could not be used.
-
-    An unusable id does not shield the others: each rejection reads `artifact_ids[3]: reason`. The envelope's own type
-    is not compared: what came on the taints' queue is a taint.
-
-    Raises: InvalidInput: no usable id at all, or another field breaks the contract.
-    """
-    envelope = _read(Envelope, parse_object(body))
-    ids, rejected = _usable_ids(envelope.data)
-    data = _read(TaintedData, {**envelope.data, "artifact_id": None, "artifact_ids": ids}, at="data")
-    if not ids:
-        raise InvalidInput("; ".join(rejected[:3]) or "data: artifact_id or artifact_ids is needed")
-    taint = Taint(
-        tenant_id=data.tenant(),
-        artifact_ids=tuple(ids),
-        time=_event_time(envelope, timestamp_us=timestamp_us, own_clock=False),
-        cascade_id=data.cascade_id,
-        reason=data.reason,
-        event_id=_event_id(envelope, event_type=event_type, message_id=message_id),
-    )
-    return taint, rejected
-
-
-def _usable_ids(data: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    named: list[tuple[str, Any]] = []
-    rejected: list[str] = []
-    if data.get("artifact_id") is not None:
-        named.append(("artifact_id", data["artifact_id"]))
-    several = data.get("artifact_ids")
-    if isinstance(several, list):
-        named += [(f"artifact_ids[{position}]", item) for position, item in enumerate(several)]
-    elif several is not None:
-        rejected.append("artifact_ids: a list is needed")
-    usable: list[str] = []
-    for where, item in named:
-        try:
-            usable.append(_artifact_id().validate_python(item))
-        except ValidationError as error:
-            rejected.append(f"{where}: {explain(error.errors(include_input=False))[0][1]}")
-    return unique(usable), rejected
-
-
-@functools.cache
-def _artifact_id() -> TypeAdapter[str]:
-    return TypeAdapter(ArtifactId, config=ConfigDict(strict=True))
 
 
 def _read(model: type[Data], value: Any, *, at: str = "") -> Data:

@@ -26,24 +26,58 @@ def parse_object(body: bytes, *, max_bytes: int = MAX_BODY_BYTES) -> dict[str, A
         InvalidInput: too large, not UTF-8, not JSON, NaN or Infinity, a number out of range, duplicate keys, too deep,
             or not an object.
     """
-    if len(body) > max_bytes:
-        raise InvalidInput(f"body: {len(body)} bytes, at most {max_bytes}")
     try:
-        text = body.decode("utf-8")
+        text = _bounded(body, max_bytes).decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidInput(f"body: not valid UTF-8 at byte {error.start}") from None
+    value = _loaded(
+        text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_integer
+    )
+    _check_depth(value)
+    return value
+
+
+def read_object(body: bytes, *, max_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
+    """What can be read of an object that `parse_object` refuses; only for what need not be right as a whole.
+
+    Bytes that are not UTF-8 become lone surrogates, a key that comes twice keeps the values of both, numbers may be
+    anything.
+
+    Raises: InvalidInput: too large, not JSON, nested too deep to read, or not an object.
+    """
+    text = _bounded(body, max_bytes).decode("utf-8-sig", errors="surrogateescape")
+    return _loaded(text, object_pairs_hook=_joined, parse_int=float)
+
+
+def _bounded(body: bytes, max_bytes: int) -> bytes:
+    if len(body) > max_bytes:
+        raise InvalidInput(f"body: {len(body)} bytes, at most {max_bytes}")
+    return body
+
+
+def _loaded(text: str, **hooks: Any) -> dict[str, Any]:
     try:
-        value = json.loads(
-            text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_integer
-        )
+        value = json.loads(text, **hooks)
     except json.JSONDecodeError as error:
         raise InvalidInput(f"body: not JSON ({error.msg}, line {error.lineno} column {error.colno})") from None
     except RecursionError:
         raise InvalidInput(f"body: nested deeper than {MAX_DEPTH}") from None
     if not isinstance(value, dict):
         raise InvalidInput("body: a JSON object is needed")
-    _check_depth(value)
     return value
+
+
+def _joined(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values: dict[str, list[Any]] = {}
+    for name, value in pairs:
+        values.setdefault(name, []).append(value)
+    return {name: _all_of(several) if len(several) > 1 else several[0] for name, several in values.items()}
+
+
+def _all_of(values: list[Any]) -> Any:
+    if all(isinstance(value, dict) for value in values):
+        return _joined([pair for value in values for pair in value.items()])
+    return [item for value in values for item in (value if isinstance(value, list) else [value])]
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

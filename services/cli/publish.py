@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dats_common.contracts.events import parse_tainted, parse_validated
+from dats_common.contracts.events import parse_validated
+from dats_common.contracts.readable import parse_tainted, summary
 from dats_common.contracts.strict_json import parse_object
 from dats_common.contracts.topology import ARTIFACT_TAINTED, TASK_VALIDATED
 from dats_common.errors import ConfigurationError, InvalidInput
@@ -64,7 +65,11 @@ def _event(line: bytes, event_type: str) -> tuple[str, dict[str, Any]]:
     if kind == TASK_VALIDATED:
         parse_validated(line, event_type=kind)
     elif kind == ARTIFACT_TAINTED:
-        parse_tainted(line)
+        _, flaws = parse_tainted(line)
+        if flaws:
+            raise InvalidInput(
+                summary(flaws)
+            )  # the writer would take it as far as it can be read; here it can be mended
     else:
         raise InvalidInput(f"type: {TASK_VALIDATED} or {ARTIFACT_TAINTED} is needed")
     return kind, envelope

@@ -10,7 +10,7 @@ from typing import Protocol
 from uuid import uuid4
 
 from dats_common.contracts.events import build_failed
-from dats_common.contracts.routing import REASON_MAX_CHARS
+from dats_common.contracts.readable import summary
 from dats_common.contracts.topology import COMMANDS_QUEUE, TAINTS_QUEUE, VALIDATED_QUEUE
 from dats_common.domain.settlement import OUTAGE_PAUSE_S, DeadLetter, GiveBack, Retry, Settlement, describe, settle
 from dats_common.errors import BrokerUnavailable, Fenced, Unavailable
@@ -241,16 +241,15 @@ class Consumer:
         try:
             handled = await self._handlers.handle_artifact_tainted(delivery)
         except Exception as error:
-            # Never given up for whatever goes wrong on our side: only what cannot be read becomes a dead letter.
+            # Never given up for whatever goes wrong on our side: only one that names nothing is a dead letter undone.
             decision = settle(error, attempt=1, retry_attempts=1, outage=await self._is_outage(error))
             await self._end_taint(subscription, Handled(delivery, error=error), decision)
             return
         receipt = handled.receipt
         self._observer.tainted(chunks=sum(receipt.chunks_removed.values()))
         await self._relay_quietly()
-        if handled.rejected:
-            decision = DeadLetter("; ".join(handled.rejected)[:REASON_MAX_CHARS])
-            await self._end_taint(subscription, Handled(delivery), decision)
+        if handled.flaws:
+            await self._end_taint(subscription, Handled(delivery), DeadLetter(summary(handled.flaws)))
         else:
             await subscription.ack(delivery)
         try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dats_common.contracts.events import parse_tainted, parse_validated
+from dats_common.contracts.events import parse_validated
+from dats_common.contracts.readable import parse_tainted
 from dats_common.domain.model import Validated
 from dats_common.errors import Refused
 from dats_common.ports import Delivery, Ledger, TaintReceipt
@@ -23,10 +24,10 @@ class Handled:
 
 @dataclass(frozen=True, slots=True)
 class TaintHandled:
-    """A committed taint, and the ids of its message that could not be used."""
+    """A committed taint, and what of its message could not be used."""
 
     receipt: TaintReceipt
-    rejected: tuple[str, ...]
+    flaws: tuple[str, ...]
 
 
 class EventHandlers:
@@ -62,11 +63,11 @@ class EventHandlers:
         ]
 
     async def handle_artifact_tainted(self, delivery: Delivery) -> TaintHandled:
-        """T1 for `artifact.tainted`. Raises: InvalidInput: no usable id; LedgerUnavailable."""
-        taint, rejected = parse_tainted(
+        """T1 for `artifact.tainted`. Raises: InvalidInput: no id can be read; LedgerUnavailable."""
+        taint, flaws = parse_tainted(
             delivery.body,
             event_type=delivery.event_type,
             message_id=delivery.message_id,
             timestamp_us=delivery.timestamp,
         )
-        return TaintHandled(await self._ledger.taint(taint, skew_s=self._skew_s), tuple(rejected))
+        return TaintHandled(await self._ledger.taint(taint, skew_s=self._skew_s), tuple(flaws))

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 import textwrap
 import time
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rig import POISON, Rig, encoded, eventually
 
+from dats_common.adapters.sql.identity import open_key_store
 from dats_common.contracts.topology import (
     ARTIFACT_TAINTED,
     COMMANDS_QUEUE,
     DEAD_LETTERS_QUEUE,
+    PUBLISHED_QUEUE,
     TAINTS_QUEUE,
     TASK_VALIDATED,
     VALIDATED_QUEUE,
@@ -112,6 +116,42 @@ async def test_a_taint_without_a_usable_id_is_dead_lettered(rig: Rig, body: byte
     assert rig.published("embedding.invalidated") == []
 
 
+FLAWS_OF_TAINTS: dict[str, dict[str, Any]] = {
+    "a reason too long": {"data": {"reason": "hunter2 " * 600}},
+    "a reason with a null character": {"data": {"reason": "hunter2\0"}},
+    "a reason that is an object": {"data": {"reason": {"hunter2": 1}}},
+    "a number as cascade": {"data": {"cascade_id": 7}},
+    "metadata that is text": {"data": {"metadata": "hunter2"}},
+    "a time that is none": {"time": "hunter2"},
+    "a time of 1970": {"time": "1970-01-01T00:00:00Z"},
+    "an id too long": {"id": "hunter2" * 40},
+    "a source with a line break": {"id": "1", "source": "hunter2\n"},
+    "a tenant too long": {"data": {"tenant_id": "hunter2" * 40}},
+    "NaN": {"score": float("nan")},
+}
+
+
+@pytest.mark.parametrize("flawed", FLAWS_OF_TAINTS.values(), ids=FLAWS_OF_TAINTS)
+async def test_a_taint_with_a_flaw_beside_its_ids_hides_them_and_is_dead_lettered(
+    rig: Rig, tmp_path: Path, flawed: dict[str, Any]
+) -> None:
+    rig.validated("a", text("a"))
+    async with rig.writer():
+        await rig.all_live("a")
+        rig.bus.inject(ARTIFACT_TAINTED, encoded({**flawed, "data": {"artifact_id": "a", **flawed.get("data", {})}}))
+        (headers,) = await rig.dead_letters(1)
+        await rig.settled()
+    assert await rig.live("a") == set()
+    assert [data["artifact_ids"] for data in rig.published("embedding.invalidated")] == [["a"]]
+    (failed,) = rig.published("embedding.failed")
+    assert failed["reason"] == headers["x-reason"]
+    assert "hunter2" not in headers["x-reason"]
+    assert "hunter2" not in json.dumps(rig.bus.bodies(PUBLISHED_QUEUE))
+    async with open_key_store(f"sqlite:///{tmp_path / 'ledger.db'}") as keys:
+        (entry,) = await keys.audit(limit=2)
+    assert "hunter2" not in repr(entry), "what cannot be used does not enter the audit"
+
+
 async def test_a_taint_with_some_bad_ids_covers_the_good_ones_and_is_dead_lettered(rig: Rig) -> None:
     rig.validated("good", text("good"))
     async with rig.writer():
@@ -120,8 +160,8 @@ async def test_a_taint_with_some_bad_ids_covers_the_good_ones_and_is_dead_letter
         (headers,) = await rig.dead_letters(1)
         await rig.settled()
     assert await rig.live("good") == set()
-    assert "artifact_ids[0]" in headers["x-reason"]
-    assert "artifact_ids[2]" in headers["x-reason"]
+    assert "data.artifact_ids[0]" in headers["x-reason"]
+    assert "data.artifact_ids[2]" in headers["x-reason"]
     assert [data["artifact_ids"] for data in rig.published("embedding.invalidated")] == [["good"]]
 
 

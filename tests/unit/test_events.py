@@ -18,12 +18,12 @@ from dats_common.contracts.events import (
     build_failed,
     build_invalidated,
     build_quarantined,
-    parse_tainted,
     parse_time,
     parse_validated,
     rfc3339,
 )
 from dats_common.contracts.metadata import ArtifactMetadata
+from dats_common.contracts.readable import parse_tainted
 from dats_common.contracts.strict_json import MAX_DEPTH
 from dats_common.domain.model import ArtifactKey, EventTime, Scope, Taint, Validated
 from dats_common.errors import InvalidInput
@@ -245,11 +245,13 @@ def test_an_envelope_of_another_type_is_refused() -> None:
     assert refused({"type": "task.rejected", "data": data()}).startswith("type: ")
 
 
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(), lambda s: st.lists(s) | st.dictionaries(st.text(), s)
-    )
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda s: st.lists(s) | st.dictionaries(st.text(), s),
 )
+
+
+@given(ANY_JSON)
 def test_any_json_is_an_event_or_a_refusal(message: Any) -> None:
     for raw in (body(message), body({"data": message}), body({"data": data(metadata=message)})):
         for parse in (lambda raw: parse_validated(raw, event_type="task.validated"), parse_tainted):
@@ -384,18 +386,28 @@ def test_a_full_taint_arrives_whole() -> None:
 
 def test_unusable_ids_do_not_shield_the_usable_ones() -> None:
     ids = ["a", "", 3, None, "x" * 300, "\ud800", "n\0", "b"]
-    taint, rejected = parse_tainted(body({"data": {"artifact_ids": ids, "artifact_id": ["no"]}}))
+    taint, rejected = parse_tainted(body({"data": {"artifact_ids": ids, "artifact_id": {"no": 1}}}))
     assert taint.artifact_ids == ("a", "b")
     assert [each.partition(":")[0] for each in rejected] == [
-        "artifact_id",
-        *(f"artifact_ids[{n}]" for n in (1, 2, 3, 4, 5, 6)),
+        "data.artifact_id",
+        *(f"data.artifact_ids[{n}]" for n in (1, 2, 3, 4, 5, 6)),
     ]
 
 
-def test_ids_that_are_no_list_do_not_shield_the_single_one() -> None:
-    taint, rejected = parse_tainted(body({"data": {"artifact_ids": "a,b", "artifact_id": "c"}}))
-    assert taint.artifact_ids == ("c",)
-    assert rejected == ["artifact_ids: a list is needed"]
+@pytest.mark.parametrize(
+    ("given", "ids", "flaw"),
+    [
+        ({"artifact_ids": "a,b", "artifact_id": "c"}, ("c", "a,b"), "data.artifact_ids: a list is needed"),
+        ({"artifact_ids": "a"}, ("a",), "data.artifact_ids: a list is needed"),
+        ({"artifact_id": ["a", "b"]}, ("a", "b"), "data.artifact_id: a string is needed"),
+    ],
+)
+def test_ids_under_the_wrong_one_of_the_two_keys_are_meant_and_reported(
+    given: dict[str, Any], ids: tuple[str, ...], flaw: str
+) -> None:
+    taint, flaws = parse_tainted(body({"data": given}))
+    assert taint.artifact_ids == ids
+    assert flaws == [flaw]
 
 
 def test_ten_thousand_ids_are_one_taint() -> None:
@@ -407,17 +419,120 @@ def test_ten_thousand_ids_are_one_taint() -> None:
     [
         ({}, "data"),
         ({"artifact_ids": []}, "data"),
-        ({"artifact_ids": ["", 3]}, "artifact_ids[0]"),
-        ({"artifact_ids": {"a": 1}}, "artifact_ids"),
-        ({"artifact_id": "a", "cascade_id": 3}, "data.cascade_id"),
-        ({"artifact_id": "a", "tenant_id": ""}, "data.tenant_id"),
-        ({"artifact_id": "a", "tenant_id": "x", "metadata": {"tenant_id": "y"}}, "data"),
+        ({"artifact_id": 7}, "data.artifact_id"),
+        ({"artifact_ids": ["", 3]}, "data.artifact_ids[0]"),
+        ({"artifact_ids": {"a": 1}}, "data.artifact_ids"),
     ],
 )
-def test_a_taint_that_breaks_the_contract_is_refused_with_the_field(given: dict[str, Any], field: str) -> None:
+def test_a_taint_of_which_no_id_can_be_read_is_refused_with_the_field(given: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse_tainted(body({"data": given}))
     assert str(caught.value).startswith(f"{field}: ")
+
+
+# What may stand beside the ids of a taint, and what is said of it.
+FLAWS: dict[str, tuple[dict[str, Any], str]] = {
+    "a reason too long": ({"data": {"reason": "hunter2 " * 600}}, "data.reason"),
+    "a reason with a null character": ({"data": {"reason": "hunter2\0"}}, "data.reason"),
+    "a reason that is an object": ({"data": {"reason": {"hunter2": 1}}}, "data.reason"),
+    "a lone surrogate": ({"data": {"reason": "hunter2\ud800"}}, "data.reason"),
+    "a number as cascade": ({"data": {"cascade_id": 7}}, "data.cascade_id"),
+    "metadata that is text": ({"data": {"metadata": "hunter2"}}, "data.metadata"),
+    "a time that is none": ({"time": "hunter2 o'clock"}, "time"),
+    "a time that is a number": ({"time": 1_769_860_800}, "time"),
+    "a time of 1970": ({"time": "1970-01-01T00:00:00Z"}, "time"),
+    "a time without offset": ({"time": "2026-01-31T12:00:00"}, "time"),
+    "a number as id": ({"id": 7}, "id"),
+    "an id too long": ({"id": "x" * 257}, "id"),
+    "a version that is a number": ({"specversion": 1.0}, "specversion"),
+    "a source with a line break": ({"source": "cas\ncade"}, "source"),
+    "a type that is a list": ({"type": []}, "type"),
+    "a number as tenant": ({"data": {"tenant_id": 7}}, "data.tenant_id"),
+    "a blank tenant": ({"data": {"tenant_id": " "}}, "data.tenant_id"),
+    "a number as tenant in metadata": ({"data": {"metadata": {"tenant_id": 7}}}, "data.metadata.tenant_id"),
+    "two tenants": ({"data": {"tenant_id": "x", "metadata": {"tenant_id": "y"}}}, "data"),
+}
+
+
+@pytest.mark.parametrize(("flawed", "field"), FLAWS.values(), ids=FLAWS)
+def test_a_flaw_beside_the_ids_does_not_shield_them_and_is_reported(flawed: dict[str, Any], field: str) -> None:
+    message = {"id": "1", **flawed, "data": {"artifact_ids": ["a", "b"], **flawed.get("data", {})}}
+    taint, flaws = parse_tainted(body(message), message_id="m")
+    assert taint.artifact_ids == ("a", "b")
+    assert [flaw.partition(":")[0] for flaw in flaws] == [field]
+    assert "hunter2" not in repr((taint, flaws))
+
+
+UNCLEAN = {
+    "NaN": b'{"data": {"artifact_id": "a", "score": NaN}}',
+    "a number out of range": b'{"data": {"artifact_id": "a", "score": ' + b"9" * 5000 + b"}}",
+    "Latin-1": '{"data": {"artifact_id": "a", "reason": "für"}}'.encode("latin-1"),
+    "Latin-1 in a key": '{"für": 1, "data": {"artifact_id": "a", "für": 1}}'.encode("latin-1"),
+    "a byte order mark": b'\xef\xbb\xbf{"data": {"artifact_id": "a"}}',
+    "nested too deep": b'{"data": {"artifact_id": "a", "x": ' + b"[" * 40 + b"]" * 40 + b"}}",
+}
+
+
+@pytest.mark.parametrize("raw", UNCLEAN.values(), ids=UNCLEAN)
+def test_a_taint_in_json_that_is_not_strict_is_read_as_far_as_it_can_be(raw: bytes) -> None:
+    taint, flaws = parse_tainted(raw)
+    assert (taint.artifact_ids, taint.reason) == (("a",), None)
+    assert flaws[0].startswith("body: ")
+
+
+def test_of_keys_that_come_twice_in_a_taint_both_are_meant() -> None:
+    raw = b'{"data": {"artifact_id": "a", "tenant_id": "x"}, "data": {"artifact_id": "b", "tenant_id": "y"}}'
+    taint, flaws = parse_tainted(raw)
+    assert (taint.artifact_ids, taint.tenant_id) == (("a", "b"), None)
+    assert flaws[0] == "body: an object has the same key twice"
+
+
+def test_a_million_equal_keys_are_read_at_once() -> None:
+    raw = b'{"data": {"artifact_id": "a", ' + b'"x":1,' * 1_000_000 + b'"y": 1}}'
+    assert parse_tainted(raw)[0].artifact_ids == ("a",)
+
+
+@given(st.sampled_from(["specversion", "id", "source", "type", "time"]), ANY_JSON)
+def test_nothing_in_the_envelope_shields_an_id(field: str, value: Any) -> None:
+    assert parse_tainted(body({field: value, "data": {"artifact_id": "a"}}))[0].artifact_ids == ("a",)
+
+
+@given(st.sampled_from(["cascade_id", "reason", "tenant_id", "metadata", "x"]), ANY_JSON)
+def test_nothing_beside_an_id_shields_it(field: str, value: Any) -> None:
+    assert parse_tainted(body({"data": {"artifact_id": "a", field: value}}))[0].artifact_ids == ("a",)
+
+
+@pytest.mark.parametrize("unusable", [{"time": "noon"}, {"time": NOON}, {"time": "1970-01-01T00:00:00Z"}])
+def test_a_taint_with_an_unusable_time_stands_where_it_is_first_received(unusable: dict[str, Any]) -> None:
+    message = {"id": "1", **unusable, "data": {"artifact_id": "a"}}
+    taint, _ = parse_tainted(body(message), timestamp_us=NOON)
+    assert (taint.time, taint.event_id) == (EventTime(), "artifact.tainted/1")
+
+
+def test_a_taint_with_an_unusable_amqp_timestamp_stands_where_it_is_first_received() -> None:
+    taint, flaws = parse_tainted(body({"data": {"artifact_id": "a"}}), timestamp_us=NOON * 1000)
+    assert taint.time == EventTime()
+    assert flaws == ["AMQP timestamp: outside of 2000 to 2100"]
+
+
+@pytest.mark.parametrize(
+    ("data", "tenant_id"),
+    [
+        ({"tenant_id": 7}, None),
+        ({"tenant_id": 7, "metadata": {"tenant_id": "acme"}}, None),
+        ({"tenant_id": "acme", "metadata": {"tenant_id": 7}}, None),
+        ({"tenant_id": "acme", "metadata": {"tenant_id": "other"}}, None),
+        ({"tenant_id": "acme", "metadata": "no place for a tenant"}, "acme"),
+    ],
+)
+def test_a_taint_whose_tenant_is_uncertain_covers_every_tenant(data: dict[str, Any], tenant_id: str | None) -> None:
+    assert parse_tainted(body({"data": {"artifact_id": "a", **data}}))[0].tenant_id == tenant_id
+
+
+def test_an_id_without_its_readable_source_does_not_make_a_taint_the_copy_of_another() -> None:
+    message = {"id": "1", "source": "cas\ncade", "data": {"artifact_id": "a"}}
+    assert parse_tainted(body(message), message_id="m")[0].event_id == "m"
+    assert parse_tainted(body(message))[0].event_id is None
 
 
 def test_a_taint_under_another_envelope_type_is_a_taint_still() -> None:
