@@ -292,7 +292,7 @@ async def test_no_caller_withdraws_or_sends_what_is_not_theirs(world: World) -> 
             if call == "delete":
                 response = await client.delete(f"/api/v1/embeddings/{item.artifact_id}", params=named, headers=headers)
             elif call == "batch":
-                body = {"artifact_ids": [item.artifact_id], **named}
+                body: dict[str, Any] = {"artifact_ids": [item.artifact_id], **named}
                 response = await client.post("/api/v1/embeddings/batch-invalidate", json=body, headers=headers)
             else:
                 metadata = {"artifact_id": item.artifact_id, "project_id": item.project, "scope": scope, **named}
