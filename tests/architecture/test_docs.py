@@ -367,7 +367,11 @@ _VARIABLE = re.compile(r"\b(?:DATS|RAG|QDRANT|RABBITMQ|LIGHTRAG|OTEL|OLLAMA|EMBE
 
 def wrong_variables(one: Page) -> set[str]:
     known = {setting.env for setting in catalog()} | {CONFIG_VARIABLE}
-    for_tests = set(_VARIABLE.findall((ROOT / "tests" / "servers.py").read_text()))
+    for_tests = {
+        name
+        for file in (ROOT / "tests").rglob("*.py")
+        for name in re.findall(r"\bos\.environ\S*?\b(DATS_TEST_\w+)", file.read_text())
+    }
     return {name for name in _VARIABLE.findall("\n".join([one.prose, *one.code])) if name not in known | for_tests}
 
 
