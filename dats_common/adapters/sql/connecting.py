@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
+from sqlalchemy.util import await_only
 
 from dats_common.errors import ConfigurationError
+
+WRITES = "dats_writes"
+"""Execution option of a connection whose next transaction writes; SQLite has to know before it begins."""
+
+WRITE_LOCK_LOOK_S = 0.003
 
 
 def parse_url(url: str) -> URL:
@@ -81,7 +90,7 @@ def build_sqlite_engine(
         **({} if connect is None else {"async_creator": connect}),
     )
     event.listen(engine.sync_engine, "connect", _sqlite_pragmas)
-    event.listen(engine.sync_engine, "begin", _sqlite_begin)
+    event.listen(engine.sync_engine, "begin", partial(_sqlite_begin, patience_ms=round(timeout_s * 1000)))
     return engine
 
 
@@ -110,6 +119,35 @@ def _sqlite_pragmas(connection: Any, _record: object) -> None:
     cursor.close()
 
 
-def _sqlite_begin(connection: Connection) -> None:
-    # IMMEDIATE for writes: a read that turns into a write could otherwise fail with SQLITE_BUSY half-way.
-    connection.exec_driver_sql(connection.get_execution_options().get("sqlite_begin", "BEGIN"))
+def _sqlite_begin(connection: Connection, *, patience_ms: int) -> None:
+    if connection.get_execution_options().get(WRITES, False):
+        _begin_writing(connection, patience_ms=patience_ms)
+    else:
+        connection.exec_driver_sql("BEGIN")
+
+
+def _begin_writing(connection: Connection, *, patience_ms: int) -> None:
+    """Take SQLite's one write lock; the caller bounds the wait. Everything else waits as SQLite does.
+
+    IMMEDIATE: a read that turns into a write could otherwise fail with SQLITE_BUSY half-way. SQLite itself would look
+    ever less often, every 100 ms in the end, and a busy writer leaves gaps of a few: a taint lost against it again and
+    again and waited for a second. Looking every few milliseconds takes the first gap.
+    Source: sqliteDefaultBusyCallback in SQLite's main.c.
+    """
+    connection.exec_driver_sql("PRAGMA busy_timeout=0")
+    try:
+        while not _has_begun(connection):
+            await_only(asyncio.sleep(WRITE_LOCK_LOOK_S))
+    finally:
+        connection.exec_driver_sql(f"PRAGMA busy_timeout={patience_ms}")
+
+
+def _has_begun(connection: Connection) -> bool:
+    try:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    except OperationalError as error:
+        # The low byte tells the kind; SQLITE_BUSY_RECOVERY and the like are as passing.
+        if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+            return False
+        raise
+    return True

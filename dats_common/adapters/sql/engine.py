@@ -14,7 +14,7 @@ from sqlalchemy import URL, text
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from dats_common.adapters.sql.connecting import build_postgres_engine, open_file, parse_url
+from dats_common.adapters.sql.connecting import WRITES, build_postgres_engine, open_file, parse_url
 from dats_common.adapters.sql.row_security import AS_WRITER, Access, act_for, require_bound, require_membership
 from dats_common.adapters.sql.schema import newest_version, upgrade, version_of
 from dats_common.domain.model import ArtifactKey
@@ -67,9 +67,9 @@ class Database:
                     await self._act_for(connection, tenant_id)
                     yield connection
                 return
-            # SQLite lets one writer in and has the others poll; waiting here is fair and wakes at once.
+            # SQLite lets one writer in and has the others poll; within one process, waiting is fair and wakes at once.
             async with self._sqlite_writes, self.engine.connect() as connection:
-                await connection.execution_options(sqlite_begin="BEGIN IMMEDIATE")
+                await connection.execution_options(**{WRITES: True})
                 async with connection.begin():
                     yield connection
 
