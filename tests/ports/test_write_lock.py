@@ -51,5 +51,5 @@ async def test_a_taint_takes_the_first_gap_that_a_busy_writer_leaves(tmp_path: P
                 await ledger.taint(tainted(f"a{number}", at_s=10), skew_s=0)
                 waited_s.append(time.monotonic() - started)
                 await asyncio.sleep(HELD_S * number / TAINTS)  # arrive at every moment of the other's turn
-    # Waiting as SQLite does by itself, four of five came within 0.6 s and the worst took 3 s; this way 0.08 s and 0.13 s.
+    # As SQLite waits by itself, four of five took up to 0.6 s and the worst 3 s; this way 0.08 s and 0.13 s.
     assert sorted(waited_s)[TAINTS * 4 // 5] < 0.25
