@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 
@@ -109,6 +109,7 @@ class Taint:
         tenant_id: None covers the ids in every tenant, also tenants that show them later.
         event_id: identity of the event where it has one; the same id twice is the same taint.
         actor: who asked for it, for the audit; no part of its identity.
+        whole: the identity of the taint of which this is a part; all parts keep one place.
     """
 
     tenant_id: str | None
@@ -118,6 +119,29 @@ class Taint:
     reason: str | None = None
     event_id: str | None = None
     actor: str = BUS_ACTOR
+    whole: str | None = None
+
+    @property
+    def identity(self) -> str | None:
+        """Tells a copy of this taint from another one; None where nothing can.
+
+        Ids and time are part of it: a publisher that reuses a message id must not have its second taint taken for a
+        copy of the first.
+        """
+        if self.event_id is None:
+            return None
+        named = json.dumps([self.event_id, self.tenant_id, self.time.claimed, sorted(self.artifact_ids)])
+        return hashlib.sha256(named.encode()).hexdigest()
+
+    def parts(self, *, most_ids: int) -> list[Taint]:
+        """The same taint in parts of at most `most_ids` ids, cut alike for every copy of it."""
+        if len(self.artifact_ids) <= most_ids:
+            return [self]
+        whole = self.identity
+        return [
+            replace(self, artifact_ids=self.artifact_ids[start : start + most_ids], whole=whole)
+            for start in range(0, len(self.artifact_ids), most_ids)
+        ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,18 +35,21 @@ class DeadLetter:
 Settlement = Retry | GiveBack | DeadLetter
 
 
-def settle(error: BaseException, *, attempt: int, retry_attempts: int, outage: bool) -> Settlement:
+def settle(error: BaseException, *, attempt: int, retry_attempts: int | None, outage: bool) -> Settlement:
     """What to do with a delivery whose handling raised `error`.
 
     Args:
         attempt: 1 for the first try.
-        retry_attempts: tries beyond the first before it is dead-lettered.
+        retry_attempts: tries beyond the first before it is dead-lettered. None never gives up and never waits for long:
+            what is urgent.
         outage: something every message needs is away; then no message is to blame and none may be given up.
     """
     if isinstance(error, Refused):
         return DeadLetter(str(error))
     if isinstance(error, Fenced) or outage:
         return GiveBack(OUTAGE_PAUSE_S)
+    if retry_attempts is None:
+        return Retry(RETRY_LADDER_S[0])
     if attempt <= retry_attempts:
         return Retry(RETRY_LADDER_S[min(attempt, len(RETRY_LADDER_S)) - 1])
     return DeadLetter(f"gave up after {attempt} attempts: {describe(error)}"[:500])

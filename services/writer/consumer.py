@@ -10,8 +10,8 @@ from typing import Protocol
 from uuid import uuid4
 
 from dats_common.contracts.events import build_failed
-from dats_common.contracts.readable import summary
 from dats_common.contracts.topology import COMMANDS_QUEUE, TAINTS_QUEUE, VALIDATED_QUEUE
+from dats_common.domain.model import ArtifactKey
 from dats_common.domain.settlement import OUTAGE_PAUSE_S, DeadLetter, GiveBack, Retry, Settlement, describe, settle
 from dats_common.errors import BrokerUnavailable, Fenced, Unavailable
 from dats_common.maintenance.relay import Relay
@@ -29,7 +29,7 @@ class Observer(Protocol):
         """A validated event or command ended."""
 
     def tainted(self, *, chunks: int) -> None:
-        """A taint was committed; so many chunks were visible before."""
+        """A taint or a part of one was committed; so many chunks were visible before."""
 
     def settled(self, queue: str, settlement: str, *, reason: str = "") -> None:
         """A delivery was retried, given back or dead-lettered."""
@@ -44,6 +44,7 @@ class Limits:
     prefetch: int
     retry_attempts: int
     concurrent_batches: int = 2  # one is stored while the next is encoded
+    concurrent_taints: int = 4  # a taint of very many ids is committed in parts, others between them
 
 
 class Consumer:
@@ -94,7 +95,8 @@ class Consumer:
                 for number in range(self._limits.concurrent_batches):
                     loops.create_task(self._embed_loop(validated, VALIDATED_QUEUE), name=f"validated-{number}")
                 loops.create_task(self._command_loop(commands), name="commands")
-                loops.create_task(self._taint_loop(taints), name="taints")
+                for number in range(self._limits.concurrent_taints):
+                    loops.create_task(self._taint_loop(taints), name=f"taints-{number}")
 
     async def stop(self, *, timeout_s: float) -> None:
         """Finish what is in hand, for at most `timeout_s`, and take no more; then what is buffered goes back.
@@ -238,22 +240,23 @@ class Consumer:
                     await self._taint(subscription, delivery)
 
     async def _taint(self, subscription: Subscription, delivery: Delivery) -> None:
+        fallen: list[Sequence[ArtifactKey]] = []
         try:
-            handled = await self._handlers.handle_artifact_tainted(delivery)
+            async for receipt in self._handlers.handle_artifact_tainted(delivery):
+                fallen.append(receipt.fallen)
+                self._observer.tainted(chunks=sum(receipt.chunks_removed.values()))
+                await self._relay_quietly()
+                self._progress.moved()
         except Exception as error:
-            # Never given up for whatever goes wrong on our side: only one that names nothing is a dead letter undone.
-            decision = settle(error, attempt=1, retry_attempts=1, outage=await self._is_outage(error))
+            outage = await self._is_outage(error)
+            decision = settle(error, attempt=delivery.attempt, retry_attempts=None, outage=outage)
             await self._end_taint(subscription, Handled(delivery, error=error), decision)
-            return
-        receipt = handled.receipt
-        self._observer.tainted(chunks=sum(receipt.chunks_removed.values()))
-        await self._relay_quietly()
-        if handled.flaws:
-            await self._end_taint(subscription, Handled(delivery), DeadLetter(summary(handled.flaws)))
         else:
             await subscription.ack(delivery)
         try:
-            await self._sweeper.sweep(receipt.fallen)
+            for keys in fallen:
+                await self._sweeper.sweep(keys)
+                self._progress.moved()
         except Unavailable:
             return  # invisible already; the periodic sweep removes the points once the index is back
 

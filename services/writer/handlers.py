@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from dats_common.contracts.events import parse_validated
-from dats_common.contracts.readable import parse_tainted
+from dats_common.contracts.readable import parse_tainted, summary
 from dats_common.domain.model import Validated
-from dats_common.errors import Refused
+from dats_common.errors import InvalidInput, Refused
 from dats_common.ports import Delivery, Ledger, TaintReceipt
 from services.writer.pipeline import EmbeddingPipeline, Outcome
+
+MOST_IDS_AT_ONCE = 1000
+"""Artifact ids in one transaction and one `embedding.invalidated`: far from every bound on time and size, and other
+taints are served between the parts of a larger one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +24,6 @@ class Handled:
     delivery: Delivery
     outcome: Outcome | None = None
     error: Exception | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TaintHandled:
-    """A committed taint, and what of its message could not be used."""
-
-    receipt: TaintReceipt
-    flaws: tuple[str, ...]
 
 
 class EventHandlers:
@@ -62,12 +58,20 @@ class EventHandlers:
             Handled(delivery, outcome, outcome.error) for (delivery, _), outcome in zip(readable, outcomes, strict=True)
         ]
 
-    async def handle_artifact_tainted(self, delivery: Delivery) -> TaintHandled:
-        """T1 for `artifact.tainted`. Raises: InvalidInput: no id can be read; LedgerUnavailable."""
+    async def handle_artifact_tainted(self, delivery: Delivery) -> AsyncIterator[TaintReceipt]:
+        """T1 for `artifact.tainted`: a receipt for each part, once it is committed. Copies may repeat any part.
+
+        Raises:
+            InvalidInput: at once where no id can be read; else after the last part, where something else could not.
+            LedgerUnavailable: between two parts.
+        """
         taint, flaws = parse_tainted(
             delivery.body,
             event_type=delivery.event_type,
             message_id=delivery.message_id,
             timestamp_us=delivery.timestamp,
         )
-        return TaintHandled(await self._ledger.taint(taint, skew_s=self._skew_s), tuple(flaws))
+        for part in taint.parts(most_ids=MOST_IDS_AT_ONCE):
+            yield await self._ledger.taint(part, skew_s=self._skew_s)
+        if flaws:
+            raise InvalidInput(summary(flaws))

@@ -33,7 +33,7 @@ class MetricsObserver:
             self._metrics.event_to_searchable.observe(max(0.0, time.time() - claimed / 1e6))
 
     def tainted(self, *, chunks: int) -> None:
-        """Count a committed taint."""
+        """Count a committed taint, or part of one."""
         self._metrics.invalidations.labels(reason="taint").inc()
         self._metrics.chunks_removed.inc(chunks)
 

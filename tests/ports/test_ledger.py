@@ -508,6 +508,26 @@ async def test_a_bare_taint_that_comes_again_covers_no_more(timed: Ledger, clock
     assert await text_of(timed, refs_of(generation)) == "one content"
 
 
+async def test_the_parts_of_a_bare_taint_keep_the_place_of_its_first_receipt(timed: Ledger, clock: Clock) -> None:
+    writer = await Writer.of(timed)
+    first, second = tainted("a", "b", event_id="e").parts(most_ids=1)
+    assert (await timed.taint(first, skew_s=0)).through == NOON
+    clock.pass_s(100)
+    generation = await writer.publish(validated("b", at_s=50))
+    clock.pass_s(100)
+    assert (await timed.taint(first, skew_s=0)).through == NOON, "a redelivery repeats what was done"
+    assert (await timed.taint(second, skew_s=0)).through == NOON
+    assert await text_of(timed, refs_of(generation)) == "one content"
+
+
+async def test_each_part_of_a_taint_is_announced_once_with_its_own_ids(ledger: Ledger) -> None:
+    parts = tainted("a", "b", "c", at_s=10, event_id="e").parts(most_ids=2)
+    for part in [*parts, *parts]:
+        await ledger.taint(part, skew_s=0)
+    announced = (await relayed(ledger)).data("embedding.invalidated")
+    assert [data["artifact_ids"] for data in announced] == [["a", "b"], ["c"]]
+
+
 async def test_a_taint_on_the_ledgers_clock_needs_no_skew_for_its_own_versions(timed: Ledger, clock: Clock) -> None:
     writer = await Writer.of(timed)
     clock.pass_s(100)

@@ -71,6 +71,12 @@ class Switch:
         self.reached.clear()
         self.open.clear()
 
+    def hold_the_next(self) -> None:
+        """Let go of who is held up, and hold the one after it."""
+        self.open.set()
+        self.open = asyncio.Event()
+        self.reached.clear()
+
     async def passed(self) -> None:
         self.reached.set()
         await self.open.wait()

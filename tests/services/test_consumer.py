@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rig import POISON, Rig, encoded, eventually
+from rig import POISON, Rig, Switch, encoded, eventually
 
 from dats_common.adapters.sql.identity import open_key_store
 from dats_common.contracts.topology import (
@@ -26,8 +26,10 @@ from dats_common.contracts.topology import (
     TASK_VALIDATED,
     VALIDATED_QUEUE,
 )
-from dats_common.domain.model import ArtifactKey, EventTime, SourceMetadata, Validated
+from dats_common.domain.model import ArtifactKey, EventTime, SourceMetadata, Taint, Validated
+from dats_common.errors import LedgerUnavailable
 from dats_common.maintenance.sweep import Sweeper
+from dats_common.ports import TaintReceipt
 from services.writer.progress import EXIT_CODE, Progress, watchdog
 
 
@@ -288,6 +290,93 @@ async def test_a_taint_between_storing_and_flipping_wins(rig: Rig) -> None:
         await rig.settled()
     assert len(rig.index.stored) == 1, "the window was not hit"
     assert await rig.live("a") == set()
+
+
+def brief(ledger: Any, *, most_ids: int, commit: Switch) -> Any:
+    """The ledger, where a taint of many ids is never done in time; `commit` holds up or fails those of several."""
+
+    class Brief(type(ledger)):  # type: ignore[misc]
+        async def taint(self, taint: Taint, *, skew_s: float) -> TaintReceipt:
+            if len(taint.artifact_ids) > most_ids:
+                raise LedgerUnavailable("the ledger did not answer in time")
+            if len(taint.artifact_ids) > 1:
+                await commit.passed()
+                if commit.away:
+                    raise LedgerUnavailable("the ledger did not answer in time")
+            receipt: TaintReceipt = await super().taint(taint, skew_s=skew_s)
+            return receipt
+
+    return Brief(ledger._database)
+
+
+async def test_a_taint_of_very_many_ids_is_committed_in_parts_each_announced_by_itself(rig: Rig) -> None:
+    rig.ledger = brief(rig.ledger, most_ids=1000, commit=Switch())
+    for artifact in ("first", "last"):
+        rig.validated(artifact, text(artifact))
+    async with rig.writer():
+        await rig.all_live("first", "last")
+        ids = ["first", *(f"never seen {number}" for number in range(2500)), "last"]
+        rig.tainted(*ids)
+        await rig.settled()
+    assert await rig.live("first", "last") == set()
+    announced = [data["artifact_ids"] for data in rig.published("embedding.invalidated")]
+    assert [len(part) for part in announced] == [1000, 1000, 502]
+    assert [artifact for part in announced for artifact in part] == ids
+    assert await rig.index.count() == 0, "each part is swept"
+    assert rig.bus.queue(DEAD_LETTERS_QUEUE) == []
+
+
+async def test_other_taints_are_committed_between_the_parts_of_a_large_one(rig: Rig) -> None:
+    commit = Switch()
+    rig.ledger = brief(rig.ledger, most_ids=1000, commit=commit)
+    rig.validated("urgent", text("urgent"))
+    async with rig.writer():
+        await rig.all_live("urgent")
+        commit.hold()
+        rig.tainted(*(f"a{number}" for number in range(1500)))
+        await asyncio.wait_for(commit.reached.wait(), 5)
+        rig.tainted("urgent")
+
+        async def hidden() -> bool:
+            return await rig.live("urgent") == set()
+
+        await eventually(hidden)
+        assert len(rig.published("embedding.invalidated")) == 1
+        commit.open.set()
+        await rig.settled()
+    assert len(rig.published("embedding.invalidated")) == 3
+
+
+async def test_a_large_taint_that_fails_between_its_parts_comes_again_and_repeats_harmlessly(rig: Rig) -> None:
+    commit = Switch()
+    rig.ledger = brief(rig.ledger, most_ids=1000, commit=commit)
+    message = {"id": "large", "data": {"artifact_ids": [f"a{number}" for number in range(1500)]}}
+    async with rig.writer():
+
+        async def announced(parts: int) -> None:
+            async def done() -> bool:
+                return len(rig.published("embedding.invalidated")) >= parts
+
+            await eventually(done)
+
+        commit.hold()
+        rig.bus.inject(ARTIFACT_TAINTED, encoded(message))
+        await asyncio.wait_for(commit.reached.wait(), 5)
+        commit.hold_the_next()
+        await announced(1)
+        await asyncio.wait_for(commit.reached.wait(), 5)
+        commit.away = True
+        commit.open.set()
+
+        async def tried_again() -> bool:
+            return any(message.attempt > 1 for message in rig.bus.queue(TAINTS_QUEUE))
+
+        await eventually(tried_again)
+        commit.away = False
+        await rig.settled()
+    assert [len(data["artifact_ids"]) for data in rig.published("embedding.invalidated")] == [1000, 500]
+    assert len({data["through"] for data in rig.published("embedding.invalidated")}) == 1
+    assert rig.bus.queue(DEAD_LETTERS_QUEUE) == []
 
 
 async def test_a_taint_is_acknowledged_while_the_index_is_away_and_its_points_go_later(rig: Rig) -> None:

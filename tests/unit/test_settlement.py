@@ -49,6 +49,15 @@ def test_retries_beyond_the_ladder_keep_its_longest_step() -> None:
     assert settle(RuntimeError(), attempt=7, retry_attempts=9, outage=False) == Retry(30.0)
 
 
+@pytest.mark.parametrize("attempt", [1, 7, 1000])
+def test_what_is_never_given_up_is_tried_again_soon(attempt: int) -> None:
+    assert settle(RuntimeError(), attempt=attempt, retry_attempts=None, outage=False) == Retry(1.0)
+
+
+def test_broken_input_is_given_up_even_where_nothing_else_is() -> None:
+    assert settle(InvalidInput("bad"), attempt=1, retry_attempts=None, outage=False) == DeadLetter("bad")
+
+
 def test_without_retries_the_first_failure_is_a_dead_letter() -> None:
     assert isinstance(settle(RuntimeError("x"), attempt=1, retry_attempts=0, outage=False), DeadLetter)
 

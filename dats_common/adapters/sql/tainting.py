@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -45,14 +43,13 @@ async def commit_taint(database: Database, taint: Taint, *, skew_s: float) -> Ta
     fallen: list[ArtifactKey] = []
     ids = sorted(set(taint.artifact_ids))
     async with database.writing(taint.tenant_id) as connection:
-        identity = _identity(taint)
-        at = await _place(database, connection, taint, identity)
+        at = await _place(database, connection, taint)
         now = await database.now(connection)
         stone = tombstone(at.ord, own_clock=at.own_clock, skew_s=skew_s)
         for keys in slices(await _keys_to_cover(connection, taint.tenant_id, ids, stone)):
             fallen += await _cover(connection, keys, stone, removed, now=now)
         invalidated = build_invalidated(
-            event_id=f"invalidated:{identity or database.new_id()}",
+            event_id=f"invalidated:{taint.identity or database.new_id()}",
             at=now,
             artifact_ids=taint.artifact_ids,
             cascade_id=taint.cascade_id,
@@ -83,17 +80,12 @@ async def _keys_to_cover(
     return [ArtifactKey(tenant_id, artifact_id) for artifact_id in artifact_ids]
 
 
-def _identity(taint: Taint) -> str | None:
-    """Tells a copy of this taint from another one. Ids and time are part of it: a publisher that reuses a message id
-    must not have its second taint taken for a copy of the first."""
-    if taint.event_id is None:
-        return None
-    named = json.dumps([taint.event_id, taint.tenant_id, taint.time.claimed, sorted(taint.artifact_ids)])
-    return hashlib.sha256(named.encode()).hexdigest()
+async def _place(database: Database, connection: AsyncConnection, taint: Taint) -> Place:
+    """A taint without a usable time keeps the place of its first receipt, where its identity tells that it is one.
 
-
-async def _place(database: Database, connection: AsyncConnection, taint: Taint, identity: str | None) -> Place:
-    """A taint without a usable time keeps the place of its first receipt, where its identity tells that it is one."""
+    A part keeps the place of the whole: the first part that is committed sets it for all.
+    """
+    identity = taint.whole or taint.identity
     at = place(taint.time, now=await database.now(connection), first_receipt=None)
     if identity is None:
         return at
