@@ -19,8 +19,11 @@ TENANT = "NULLIF(current_setting('dats.tenant_id', true), '')"
 MINE = f"tenant_id = {TENANT}"
 FOR_NOBODY = f"{TENANT} IS NULL"
 PUBLIC = f"scope = 'public' AND {TENANT} IS NOT NULL"
-# The document's own policy decides; a scalar, so that it is only looked up for rows of other tenants, by its key.
-PUBLIC_ARTIFACT = "(SELECT d.scope FROM rag_documents d WHERE d.generation = rag_artifacts.live_generation) = 'public'"
+# The scope is the live document's. CASE, because the order of policies is the planner's: only for rows of other tenants
+# is the document looked up, by its key.
+PUBLIC_ARTIFACT = f"""CASE WHEN {MINE} THEN true ELSE (
+    SELECT d.scope FROM rag_documents d WHERE d.generation = rag_artifacts.live_generation
+) = 'public' END"""  # noqa: S608
 
 # table: what a replica may do with it. It searches, taints for one tenant, sweeps what it tainted, and relays events.
 QUERY_GRANTS = {
@@ -43,7 +46,6 @@ QUERY_GRANTS = {
 APPEND_ONLY = ("rag_audit",)
 
 # (table, policy, command, rows it may see or touch, rows it may leave behind); the grants above narrow the commands.
-# The names sort: "own_tenant" is tried before "public_scope".
 QUERY_POLICIES = [
     ("rag_artifacts", "own_tenant", "ALL", MINE, MINE),
     ("rag_artifacts", "public_scope", "SELECT", PUBLIC_ARTIFACT, None),
