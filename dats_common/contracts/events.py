@@ -134,8 +134,9 @@ class InvalidatedData(_Published):
 class FailedData(_Published):
     """`embedding.failed`: an input became a dead letter; what could not be read of it is null."""
 
-    artifact_id: str | None
-    tenant_id: str | None
+    artifact_id: Annotated[str | None, Field(description="null also for a taint that names several")]
+    tenant_id: Annotated[str | None, Field(description="null also for a taint of every tenant")]
+    event_id: Annotated[str | None, Field(description="the input's id as it was sent, else its AMQP message id")]
     reason: str
     attempts: int
 
@@ -287,10 +288,19 @@ def build_invalidated(
 
 
 def build_failed(
-    *, event_id: str, at: int, artifact_id: str | None, tenant_id: str | None, reason: str, attempts: int
+    *,
+    event_id: str,
+    at: int,
+    artifact_id: str | None,
+    tenant_id: str | None,
+    failed_event_id: str | None,
+    reason: str,
+    attempts: int,
 ) -> dict[str, Any]:
     """`embedding.failed`, beside the dead letter."""
-    data = FailedData(artifact_id=artifact_id, tenant_id=tenant_id, reason=reason, attempts=attempts)
+    data = FailedData(
+        artifact_id=artifact_id, tenant_id=tenant_id, event_id=failed_event_id, reason=reason, attempts=attempts
+    )
     return build_event(EMBEDDING_FAILED, data, event_id=event_id, at=at)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -16,7 +17,7 @@ from dats_common.contracts.events import Envelope, TaintedData, parse_time, plau
 from dats_common.contracts.fields import ArtifactId, explain, unique
 from dats_common.contracts.strict_json import parse_object, read_object
 from dats_common.contracts.topology import ARTIFACT_TAINTED
-from dats_common.domain.model import EventTime, Taint
+from dats_common.domain.model import DEFAULT_TENANT, EventTime, Taint
 from dats_common.errors import InvalidInput
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -51,12 +52,10 @@ def parse_tainted(
             time = _claimed(envelope, timestamp_us)
         except InvalidInput as error:
             flaws.append(str(error))
-    tenants = details.tenants()
-    if len(tenants) > 1:
+    if len(details.tenants()) > 1:
         flaws.append("data: tenant_id and metadata.tenant_id differ")
-    is_tenant_certain = len(tenants) <= 1 and not any(field.endswith("tenant_id") for field in broken_details)
     taint = Taint(
-        tenant_id=next(iter(tenants), None) if is_tenant_certain else None,
+        tenant_id=_tenant(details, broken_details),
         artifact_ids=tuple(ids),
         time=time,
         cascade_id=details.cascade_id,
@@ -64,6 +63,40 @@ def parse_tainted(
         event_id=_event_id(envelope, broken, event_type=event_type, message_id=message_id),
     )
     return taint, flaws
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What tells a producer which of its messages this was; None for what cannot be read.
+
+    Attributes:
+        artifact_id: None also where several are named.
+        tenant_id: None also for a taint of every tenant.
+        event_id: the envelope's id as it was sent, else the AMQP message id.
+    """
+
+    artifact_id: str | None = None
+    tenant_id: str | None = None
+    event_id: str | None = None
+
+
+def names_in(body: bytes, *, event_type: str, message_id: str | None) -> Names:
+    """The names in a message, whether or not it keeps the contract otherwise; each keeps its own rules."""
+    try:
+        message, _ = _object(body)
+    except InvalidInput:
+        message = {}
+    sent = [_sound(Envelope, {"id": given, "data": {}})[0].id for given in (message.get("id"), message_id)]
+    event_id = sent[0] or sent[1]
+    data = message.get("data")
+    if not isinstance(data, dict):
+        return Names(event_id=event_id)
+    details, broken = _sound(TaintedData, {name: data.get(name) for name in ("tenant_id", "metadata")}, at="data")
+    tenant_id = _tenant(details, broken)
+    if event_type != ARTIFACT_TAINTED and not details.tenants() and not broken:
+        tenant_id = DEFAULT_TENANT
+    ids, _ = _usable_ids(data)
+    return Names(ids[0] if len(ids) == 1 else None, tenant_id, event_id)
 
 
 def summary(flaws: Sequence[str]) -> str:
@@ -88,6 +121,13 @@ def _sound(model: type[Model], given: Mapping[str, Any], *, at: str = "") -> tup
         broken = {each["loc"][0] for each in found}
         sound = model.model_validate({name: value for name, value in given.items() if name not in broken})
         return sound, dict(explain([{**each, "loc": (*((at,) if at else ()), *each["loc"])} for each in found]))
+
+
+def _tenant(details: TaintedData, broken: Collection[str]) -> str | None:
+    """The one that is named for certain: none that another, unreadable or different one contradicts."""
+    tenants = details.tenants()
+    is_certain = len(tenants) == 1 and not any(field.endswith("tenant_id") for field in broken)
+    return next(iter(tenants)) if is_certain else None
 
 
 def _usable_ids(data: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:

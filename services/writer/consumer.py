@@ -10,6 +10,7 @@ from typing import Protocol
 from uuid import uuid4
 
 from dats_common.contracts.events import build_failed
+from dats_common.contracts.readable import Names, names_in
 from dats_common.contracts.topology import COMMANDS_QUEUE, TAINTS_QUEUE, VALIDATED_QUEUE
 from dats_common.domain.model import ArtifactKey
 from dats_common.domain.settlement import OUTAGE_PAUSE_S, DeadLetter, GiveBack, Retry, Settlement, describe, settle
@@ -31,7 +32,7 @@ class Observer(Protocol):
     def tainted(self, *, chunks: int) -> None:
         """A taint or a part of one was committed; so many chunks were visible before."""
 
-    def settled(self, queue: str, settlement: str, *, reason: str = "") -> None:
+    def settled(self, queue: str, settlement: str, *, reason: str, names: Names) -> None:
         """A delivery was retried, given back or dead-lettered."""
 
 
@@ -204,7 +205,9 @@ class Consumer:
     async def _act(self, subscription: Subscription, queue: str, item: Handled, decision: Settlement) -> float:
         """Returns 0 once the delivery is settled, else after how many seconds it is to be given back."""
         reason = decision.reason if isinstance(decision, DeadLetter) else describe(item.error) if item.error else ""
-        self._observer.settled(queue, type(decision).__name__, reason=reason)
+        delivery = item.delivery
+        names = names_in(delivery.body, event_type=delivery.event_type, message_id=delivery.message_id)
+        self._observer.settled(queue, type(decision).__name__, reason=reason, names=names)
         try:
             match decision:
                 case Retry(delay_s):
@@ -212,18 +215,19 @@ class Consumer:
                 case GiveBack(pause_s):
                     return pause_s
                 case DeadLetter(reason):
-                    await self._dead_letter(subscription, item, reason)
+                    await self._dead_letter(subscription, item, names, reason)
         except Unavailable:
             return OUTAGE_PAUSE_S  # its report could not be written, or the copy not be taken: keep the original
         return 0.0
 
-    async def _dead_letter(self, subscription: Subscription, item: Handled, reason: str) -> None:
+    async def _dead_letter(self, subscription: Subscription, item: Handled, names: Names, reason: str) -> None:
         event = item.outcome.event if item.outcome else None
         report = build_failed(
             event_id=f"failed:{event.event_id if event else item.delivery.message_id or uuid4()}",
             at=await self._ledger.now(),
-            artifact_id=event.key.artifact_id if event else None,
-            tenant_id=event.key.tenant_id if event else None,
+            artifact_id=names.artifact_id,
+            tenant_id=names.tenant_id,
+            failed_event_id=names.event_id,
             reason=reason,
             attempts=item.delivery.attempt,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from dats_common.contracts.readable import Names
 from dats_common.domain.taint import FlipVerdict, Verdict
 from dats_common.telemetry.logs import log
 from dats_common.telemetry.metrics import Metrics
@@ -37,7 +38,14 @@ class MetricsObserver:
         self._metrics.invalidations.labels(reason="taint").inc()
         self._metrics.chunks_removed.inc(chunks)
 
-    def settled(self, queue: str, settlement: str, *, reason: str = "") -> None:
+    def settled(self, queue: str, settlement: str, *, reason: str, names: Names) -> None:
         """Count and log what was not acknowledged."""
         self._metrics.deliveries_settled.labels(queue=queue, how=settlement).inc()
-        log("writer").warning("delivery_not_acknowledged", queue=queue, how=settlement, reason=reason[:300])
+        log("writer").warning(
+            "delivery_not_acknowledged",
+            queue=queue,
+            how=settlement,
+            reason=reason[:300],
+            event_id=names.event_id,
+            tenant_id=names.tenant_id,
+        )

@@ -93,6 +93,19 @@ async def test_a_message_that_breaks_the_contract_is_dead_lettered_with_its_reas
     assert rig.bus.queue(DEAD_LETTERS_QUEUE)[0].body == body
 
 
+@pytest.mark.parametrize("broken", [{"content": "short"}, {"metadata": {"tenant_id": "acme"}}])
+async def test_the_report_of_a_refused_event_names_what_can_be_read_of_it(
+    rig: Rig, broken: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rig.bus.inject(TASK_VALIDATED, encoded({"id": "7", "data": {**GOOD, "tenant_id": "acme", **broken}}))
+    async with rig.writer():
+        await rig.dead_letters(1)
+        await rig.settled()
+    (failed,) = rig.published("embedding.failed")
+    assert (failed["artifact_id"], failed["tenant_id"], failed["event_id"]) == ("a", "acme", "7")
+    assert "event_id=7" in capsys.readouterr().out
+
+
 async def test_a_million_characters_in_one_line_are_indexed(rig: Rig) -> None:
     rig.validated("line", "word " * 200_000)
     async with rig.writer():

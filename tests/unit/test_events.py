@@ -23,7 +23,7 @@ from dats_common.contracts.events import (
     rfc3339,
 )
 from dats_common.contracts.metadata import ArtifactMetadata
-from dats_common.contracts.readable import parse_tainted
+from dats_common.contracts.readable import Names, names_in, parse_tainted
 from dats_common.contracts.strict_json import MAX_DEPTH
 from dats_common.domain.model import ArtifactKey, EventTime, Scope, Taint, Validated
 from dats_common.errors import InvalidInput
@@ -539,6 +539,34 @@ def test_a_taint_under_another_envelope_type_is_a_taint_still() -> None:
     assert tainted({"type": "com.dats.artifact.tainted", "data": {"artifact_id": "a"}}).artifact_ids == ("a",)
 
 
+# ------------------------------------------------------------------------------------- what a failure is known by
+
+
+@pytest.mark.parametrize(
+    ("message", "event_type", "names"),
+    [
+        ({"id": "7", "data": data(content="")}, "task.validated", Names("art-789", "default", "7")),
+        ({"id": "7", "data": data(tenant_id="acme", content=3)}, "task.validated", Names("art-789", "acme", "7")),
+        ({"data": data(metadata={"tenant_id": "acme"})}, "task.validated", Names("art-789", "acme", "m")),
+        ({"data": data(metadata="text")}, "task.validated", Names("art-789", None, "m")),
+        ({"data": data(tenant_id=3)}, "task.validated", Names("art-789", None, "m")),
+        ({"id": "7", "data": data(artifact_id="a\nb")}, "task.validated", Names(None, "default", "7")),
+        ({"id": 7, "data": data(time="noon")}, "task.validated", Names("art-789", "default", "m")),
+        ({"id": "x" * 257, "data": "text"}, "task.validated", Names(None, None, "m")),
+        ({"id": "7", "data": {"artifact_id": "a", "reason": 3}}, "artifact.tainted", Names("a", None, "7")),
+        ({"id": "7", "data": {"artifact_ids": ["a", 3]}}, "artifact.tainted", Names("a", None, "7")),
+        ({"id": "7", "data": {"artifact_ids": ["a", "b"]}}, "artifact.tainted", Names(None, None, "7")),
+        ([], "task.validated", Names(None, None, "m")),
+    ],
+)
+def test_what_can_be_read_of_a_failed_message_names_it(message: Any, event_type: str, names: Names) -> None:
+    assert names_in(body(message), event_type=event_type, message_id="m") == names
+
+
+def test_a_message_that_is_not_json_is_named_by_its_message_id() -> None:
+    assert names_in(b"\xff{", event_type="task.validated", message_id="m") == Names(event_id="m")
+
+
 # -------------------------------------------------------------------------------------------------------- build
 
 
@@ -557,8 +585,22 @@ def test_what_we_publish_has_the_fields_of_the_contract() -> None:
     )
     assert invalidated["type"] == "embedding.invalidated"
     assert invalidated["data"] == {"artifact_ids": ["a", "b"], "cascade_id": "c", "chunks_removed": 9, "through": 11}
-    failed = build_failed(event_id="e3", at=NOON, artifact_id=None, tenant_id=None, reason="body: not JSON", attempts=1)
-    assert failed["data"]["reason"] == "body: not JSON"
+    failed = build_failed(
+        event_id="e3",
+        at=NOON,
+        artifact_id=None,
+        tenant_id="t",
+        failed_event_id="7",
+        reason="body: not JSON",
+        attempts=1,
+    )
+    assert failed["data"] == {
+        "artifact_id": None,
+        "tenant_id": "t",
+        "event_id": "7",
+        "reason": "body: not JSON",
+        "attempts": 1,
+    }
     quarantined = build_quarantined(event_id="e4", at=NOON, key=ArtifactKey("t", "a"), version=5, reason="why")
     assert quarantined["data"] == {"artifact_id": "a", "tenant_id": "t", "version": 5, "reason": "why"}
 
