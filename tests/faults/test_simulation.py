@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.simulation.faults import POINTS
+from tests.faults.simulation.faults import POINTS, draw_fault
 from tests.faults.simulation.loop import VirtualLoop
 from tests.faults.simulation.mutants import MUTANTS
 from tests.faults.simulation.run import Outcome, run_seed
-from tests.faults.simulation.scenario import EVENTS, draw_scenario
+from tests.faults.simulation.scenario import EVENTS
 from tests.faults.simulation.series import Summary, describe_failure, now, quiet
 from tests.faults.simulation.sqlite import Slots
 from tests.faults.simulation.world import open_slots
@@ -120,8 +120,9 @@ def test_a_seed_is_the_same_run_in_another_process_with_another_order_of_sets(sl
         assert f"seed {seed}, digest {here}" in elsewhere.stdout.splitlines()[-1]
 
 
-def test_every_point_is_drawn_by_some_seed() -> None:
-    drawn = {(fault.point, fault.kind) for seed in range(4000) for fault in draw_scenario(seed).faults}
+def test_every_fault_of_the_table_is_drawn() -> None:
+    rng = random.Random(1)
+    drawn = {(fault.point, fault.kind) for fault in (draw_fault(rng) for _ in range(20_000))}
     assert drawn == {(point, kind) for point, kinds in POINTS.items() for kind in kinds}
 
 

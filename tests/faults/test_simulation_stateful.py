@@ -152,4 +152,4 @@ def _try(parts: Parts, slots: Slots, how: settings) -> None:
         pass
 
     Tried.slots, Tried.parts = slots, parts
-    run_state_machine_as_test(Tried, settings=how)  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(Tried, settings=how)

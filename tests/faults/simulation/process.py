@@ -95,6 +95,7 @@ class Process:
 
     def tainted(self, taint: Taint) -> None:
         self.world.trace(self.name, f"tainted {taint.cascade_id}")
+        self.world.record.tainted(str(taint.cascade_id))
 
     def published(self, routing_key: str, body: Mapping[str, Any]) -> None:
         self.world.published(self, routing_key, body)

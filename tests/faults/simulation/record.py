@@ -79,6 +79,8 @@ class Record:
         self.sent_events: list[Event] = []
         self._sent_at: dict[int, int] = {}
         self.sent_clock: dict[int, int] = {}
+        self._live_at: dict[int, dict[ArtifactKey, int]] = {}
+        self._taints_committed: list[tuple[int, Tainted]] = []
         self.answers: list[Answer] = []
         self.confirmed: list[Confirmed] = []
         self.completed: set[tuple[int, int]] = set()
@@ -136,6 +138,13 @@ class Record:
         """A taint that is not of the scenario (the stateful tests draw as they go)."""
         self._taints[taint.number] = taint
 
+    def tainted(self, name: str) -> None:
+        """T1 was committed."""
+        self._taints_committed.append((self._next(), self._taint(name)))
+
+    def _taint(self, name: str) -> Tainted:
+        return self._taints[int(name.removeprefix("taint-"))]
+
     def admitted(self, admissions: Sequence[Admission]) -> None:
         """V1 was committed."""
         for item in admissions:
@@ -160,7 +169,7 @@ class Record:
             self.failures += 1
         elif routing_key == EMBEDDING_INVALIDATED:
             self.invalidated.add(data["cascade_id"])
-            self._confirm(self._taints[int(data["cascade_id"].removeprefix("taint-"))], data["through"])
+            self._confirm(self._taint(data["cascade_id"]), data["through"])
         self.look()
 
     def acknowledged(self, taint: Tainted, *, through: int) -> None:
@@ -188,7 +197,19 @@ class Record:
         proposed = {gen for key, gen in self._world.index.all_generations() if key.tenant_id == tenant_id}
         self.unguarded_reads += 1
         self.unguarded_stale += any(self._is_tainted(generation) for generation in proposed)
-        return self._next()
+        moment = self._next()
+        self._live_at[moment] = self._live_of(tenant_id)
+        return moment
+
+    def _was_tainted_since(self, moment: int, key: ArtifactKey) -> bool:
+        return any(at > moment and taint.covers(key) for at, taint in self._taints_committed)
+
+    def _live_of(self, tenant_id: str) -> dict[ArtifactKey, int]:
+        rows = self.rows(
+            "SELECT artifact_id, live_generation FROM rag_artifacts WHERE tenant_id = ? AND live_generation >= 0",
+            tenant_id,
+        )
+        return {ArtifactKey(tenant_id, artifact_id): generation for artifact_id, generation in rows}
 
     def _is_tainted(self, generation: int) -> bool:
         place = self._places.get(generation)
@@ -198,13 +219,17 @@ class Record:
         )
 
     def answered(self, asked: int, tenant_id: str, shown: Sequence[Shown]) -> None:
-        """The guarded answer to a question."""
+        """The guarded answer to a question: never twice the same, and of what is live all the while old or new."""
         self.answers.append(Answer(asked, self._next(), tuple(shown)))
         sources = [item.ref.source_id for item in shown]
         if len(sources) != len(set(sources)):
             self.violated("duplicate", f"a chunk is shown twice: {sorted(sources)}")
         if any(item.ref.key.tenant_id != tenant_id for item in shown):
             self.violated("access", "another tenant's artifact is shown")
+        was, is_now = self._live_at.pop(asked), self._live_of(tenant_id)
+        for key in was.keys() & is_now.keys() - {item.ref.key for item in shown}:
+            if was[key] == is_now[key] or not self._was_tainted_since(asked, key):
+                self.violated("neither", f"{key.artifact_id}, generation {was[key]} then {is_now[key]}, was not shown")
         self.look()
 
     def look(self) -> None:
