@@ -18,6 +18,7 @@ from dats_common.adapters.memory_bus import MemoryBus
 from dats_common.adapters.memory_encoder import MemoryEncoder
 from dats_common.adapters.memory_index import MemoryIndex
 from dats_common.adapters.memory_indexer import MemoryIndexer
+from dats_common.contracts.readable import Names
 from dats_common.contracts.topology import ARTIFACT_TAINTED, TAINTS_QUEUE, VALIDATED_QUEUE
 from dats_common.domain.access import Principal
 from dats_common.domain.fusion import LegWeights
@@ -211,7 +212,7 @@ class Hurry:
     def tainted(self, *, chunks: int) -> None:
         """Nothing to do."""
 
-    def settled(self, queue: str, settlement: str, *, reason: str = "") -> None:
+    def settled(self, queue: str, settlement: str, *, reason: str, names: Names) -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, WarpLoop)
         loop.call_soon(loop.warp, OUTAGE_PAUSE_S)
