@@ -4,6 +4,7 @@ serves so: `python unguarded.py PORT`, with the settings of a fleet."""
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -60,7 +61,7 @@ class LetsAllThrough:
 
 
 async def serve(port: int) -> None:
-    settings = load_settings()
+    settings = load_settings(None, os.environ)
     async with open_query_services(settings) as services:
         ledger: Any = LetsAllThrough(services.ledger)
         index: Any = RemembersCandidates(services.index)
