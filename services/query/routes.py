@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from urllib.parse import unquote_to_bytes
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
 from starlette.exceptions import HTTPException
@@ -66,6 +67,8 @@ class StrictJsonRoute(APIRoute):
 
         async def strict(request: Request) -> Response:
             _require_utf8(request.scope.get("raw_path", b""))
+            if request.method == "POST":
+                _require_json(request.headers.get("content-type", ""))
             return await handler(StrictJsonRequest(request.scope, request.receive))
 
         return strict
@@ -77,6 +80,15 @@ def _require_utf8(raw_path: bytes) -> None:
         unquote_to_bytes(raw_path).decode()
     except UnicodeDecodeError:
         raise InvalidInput("path: not valid UTF-8") from None
+
+
+def _require_json(content_type: str) -> None:
+    """The framework reads another body as one text, of which it says that it should be an object."""
+    kind, _, subtype = content_type.partition(";")[0].strip().lower().partition("/")
+    if kind != "application" or not (subtype == "json" or subtype.endswith("+json")):
+        raise RequestValidationError(
+            [{"type": "media_type", "loc": ("Content-Type",), "msg": "the header must say application/json"}]
+        )
 
 
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
@@ -292,7 +304,9 @@ async def invalidate(
     try:
         TypeAdapter(ArtifactId).validate_python(artifact_id)
     except ValidationError as error:
-        raise InvalidInput(f"artifact_id: {error.errors(include_input=False)[0]['msg']}") from None
+        raise RequestValidationError(
+            [{**each, "loc": ("artifact_id",)} for each in error.errors(include_input=False)]
+        ) from None
     taint = Taint(principal.tenant_id, (artifact_id,), EventTime(), reason="invalidated over HTTP", actor=caller.actor)
     removed = await _commit(services, taint, reason="api")
     return InvalidateResponse(artifact_id=artifact_id, removed_chunks=removed)

@@ -216,6 +216,33 @@ async def test_an_id_in_a_path_that_is_no_id_is_refused(
     assert (await rig.ledger.counts()).tainted_artifacts == 0
 
 
+async def test_an_id_in_a_path_that_is_no_id_is_explained_as_one_in_a_body(replica: httpx.AsyncClient) -> None:
+    problem = assert_problem(await replica.delete("/api/v1/embeddings/a%00b"), 422)
+    assert [(each.field, each.message) for each in problem.errors] == [
+        ("artifact_id", "control characters are not allowed")
+    ]
+    assert problem.detail == "artifact_id: control characters are not allowed"
+
+
+@pytest.mark.parametrize("media_type", [None, "application/x-www-form-urlencoded", "text/plain; charset=utf-8", "json"])
+@pytest.mark.parametrize("path", ["query", "embed", "embeddings/batch-invalidate"])
+async def test_a_body_whose_header_does_not_say_json_is_refused_for_its_header(
+    replica: httpx.AsyncClient, path: str, media_type: str | None
+) -> None:
+    headers = {"content-type": media_type} if media_type else {}
+    problem = assert_problem(await replica.post(f"/api/v1/{path}", content=b"{}", headers=headers), 422)
+    assert problem.detail == "Content-Type: the header must say application/json"
+
+
+@pytest.mark.parametrize("media_type", ["application/json; charset=utf-8", "Application/JSON", "application/x+json"])
+async def test_every_way_to_say_json_is_understood(
+    replica: httpx.AsyncClient, indexed: list[str], media_type: str
+) -> None:
+    body = json.dumps({"query": "a report with totals"}).encode()
+    response = await replica.post("/api/v1/query", content=body, headers={"content-type": media_type})
+    assert response.status_code == 200, response.text
+
+
 async def test_ten_thousand_ids_are_tainted_in_one_step(
     rig: Rig, replica: httpx.AsyncClient, indexed: list[str]
 ) -> None:
