@@ -11,6 +11,7 @@ import os
 import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from tests.faults.simulation.loop import VirtualLoop
 from tests.faults.simulation.mutants import MUTANTS
 from tests.faults.simulation.run import Outcome, run_seed
 from tests.faults.simulation.scenario import EVENTS
-from tests.faults.simulation.series import Summary, describe_failure, now, quiet
+from tests.faults.simulation.series import Summary, describe_failure, load, now, parts, quiet
 from tests.faults.simulation.sqlite import Slots
 from tests.faults.simulation.world import open_slots
 
@@ -124,6 +125,16 @@ def test_every_fault_of_the_table_is_drawn() -> None:
     rng = random.Random(1)
     drawn = {(fault.point, fault.kind) for fault in (draw_fault(rng) for _ in range(20_000))}
     assert drawn == {(point, kind) for point, kinds in POINTS.items() for kind in kinds}
+
+
+def test_an_interrupted_series_goes_on_with_what_is_left_of_the_same_commit(tmp_path: Path) -> None:
+    out = tmp_path / "summary.json"
+    interrupted = Summary(commit="c1", seeds="0:70", runs=25, done=[(25, 50)], faults=Counter(crash=3))
+    interrupted.save(out)
+    resumed = load(out, commit="c1", seeds="0:70")
+    assert resumed == interrupted
+    assert list(parts(0, 70, size=25, done=resumed.done)) == [(0, 25), (50, 70)]
+    assert load(out, commit="c2", seeds="0:70").runs == 0
 
 
 def test_time_passes_only_when_nothing_else_can_happen() -> None:

@@ -89,11 +89,11 @@ class Summary:
 
 
 def load(path: Path, *, commit: str, seeds: str) -> Summary:
-    """Where an earlier series of the same seeds was interrupted, else a new one."""
+    """Where an earlier series of the same seeds and the same commit was interrupted, else a new one."""
     if path.is_file():
         known = json.loads(path.read_text())
         known.pop("dangerous_share")
-        if known["seeds"] == seeds:
+        if (known["commit"], known["seeds"]) == (commit, seeds):
             known["done"] = [(first, last) for first, last in known["done"]]
             return Summary(**{**known, "faults": Counter(known["faults"])})
     return Summary(commit=commit, seeds=seeds)
