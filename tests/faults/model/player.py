@@ -54,7 +54,9 @@ class Player:
                 await self._do(step, before, after)
                 await self._compare(after)
             except AssertionError as error:
-                so_far = "\n".join(f"{at:3}. {one.name} {one.who} {one.what}" for at, (one, _) in enumerate(run, 1))
+                so_far = "\n".join(
+                    f"{at:3}. {one.name} {one.who} {one.what}" for at, (one, _) in enumerate(run[:number], 1)
+                )
                 raise AssertionError(f"{self.world.scenario.name}, step {number} of:\n{so_far}\n{error}") from error
             before = after
 
