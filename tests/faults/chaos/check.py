@@ -21,6 +21,10 @@ from tests.faults.chaos.oracle import NOW, Fate, Outcome, Taint, Version, outcom
 
 MOST_SHOWN = 10
 
+MAY_END_WITH = frozenset({69, 70})
+"""Statuses with which a process may end by itself: something it needs was away at its start, or its watchdog ended it.
+Whoever runs it starts it again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Look:
@@ -79,6 +83,7 @@ class Told:
     of_generation: dict[int, tuple[str, float]]
     counts: Counter[str]
     faults: Counter[str]
+    ended: list[tuple[str, int]]
     rested: bool
 
 
@@ -100,7 +105,9 @@ class Judgement:
 def told(records: Iterable[Record]) -> Told:
     """Read a history."""
     begin: Record = {}
-    found = Told({}, defaultdict(Sent), set(), [], [], defaultdict(list), set(), set(), {}, Counter(), Counter(), False)
+    found = Told(
+        {}, defaultdict(Sent), set(), [], [], defaultdict(list), set(), set(), {}, Counter(), Counter(), [], False
+    )
     open_operations: dict[int, Record] = {}
     doubtful: dict[str, Record] = {}
     confirmed: set[str] = set()
@@ -139,6 +146,8 @@ def _read_note(found: Told, record: Record, *, origin: int) -> None:
     match record["op"]:
         case "fault":
             found.faults[record["kind"]] += 1
+        case "ended":
+            found.ended.append((record["what"], record["status"]))
         case "rest":
             found.rested = record["reached"]
         case "heard" if record["event"] == "embedding.invalidated":
@@ -189,6 +198,7 @@ def judge(found: Told, snapshot: Mapping[str, Any]) -> Judgement:
         "drift": list(judged.drift()),
         "not announced": list(judged.not_announced()),
         "left over": list(judged.left_over()),
+        "crashed": list(judged.crashed()),
     }
     figures = judged.figures()
     violations["showed nothing"] = [
@@ -334,6 +344,10 @@ class _Judge:
             f"{self._snapshot[name]} in {name}" for name in ("pending", "outbox_unsent") if self._snapshot[name]
         )
 
+    def crashed(self) -> Iterator[str]:
+        """Processes are killed; none ends by itself for a reason that it does not name."""
+        yield from (f"{what} with status {status}" for what, status in self._told.ended if status not in MAY_END_WITH)
+
     # -- figures
 
     def figures(self) -> dict[str, Any]:
@@ -351,6 +365,7 @@ class _Judge:
             "unresolved sends": sum(len(sent.unresolved) for sent in self._told.sent.values()),
             "dead letters": sum(self._snapshot["dead_letters"].values()),
             "faults": dict(sorted(self._told.faults.items())),
+            "ended by themselves": dict(Counter(f"status {status}" for _, status in self._told.ended)),
             "operations": dict(sorted(self._told.counts.items())),
             "stack traces in logs": sum(self._snapshot.get("stack_traces", {}).values()),
         }

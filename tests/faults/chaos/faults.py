@@ -71,7 +71,7 @@ class Attacker:
                 lock = self._lock(child)
                 if not child.is_running and not lock.locked():
                     async with lock:
-                        self._history.note("supervisor", "ended", what=child.log.stem, status=child.process.returncode)
+                        self._history.note("supervisor", "ended", what=child.log.stem, status=child.wait())
                         await self._start(child)
             await asyncio.sleep(LOOK_S)
 

@@ -76,6 +76,7 @@ async def run(plan: Plan, *, node: RabbitNode, postgres: PostgresCluster, out: P
             await _leave_nothing(node.url)
         finally:
             fleet.end()
+            _keep_logs(fleet, out)
 
 
 @contextmanager
@@ -85,6 +86,14 @@ def private_servers() -> Iterator[tuple[RabbitNode, PostgresCluster]]:
         if not isinstance(node, RabbitNode) or not isinstance(postgres, PostgresCluster):
             raise ServerMissing("chaos kills its servers: unset DATS_TEST_RABBITMQ_URL and DATS_TEST_POSTGRES_URL")
         yield node, postgres
+
+
+def _keep_logs(fleet: Fleet, out: Path) -> None:
+    """Of every process that there was, for whoever asks why."""
+    kept = out / "logs"
+    kept.mkdir(exist_ok=True)
+    for name, log in fleet.logs().items():
+        (kept / name).write_text(log)
 
 
 async def _leave_nothing(amqp_url: str) -> None:

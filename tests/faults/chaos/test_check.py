@@ -52,6 +52,8 @@ class Story:
         self.send(3.2, "http_taint", "a2", "a2-h", ended=3.3)
         self.invalidated(3.4, "a2", through=100 * HOUR)
         self.candidates(3.5, [("a0", 1), ("a1", 2), ("a2", 3)])
+        self.note(4.0, "ended", what="writer-0", status=69)
+        self.note(4.1, "ended", what="writer-0", status=70)
         self.note(5.0, "rest", reached=True)
         self.query(6.0, 6.1, [("a0", 1, 0), ("a4", 2, 0)], replica=0, final=True)
         self.query(6.2, 6.3, [("a0", 1, 0), ("a4", 2, 0)], replica=1, final=True)
@@ -242,6 +244,10 @@ def never_rests(story: Story) -> None:
     next(record for record in story.records if record["op"] == "rest")["reached"] = False
 
 
+def crashes(story: Story) -> None:
+    story.note(5.0, "ended", what="writer-1", status=1)
+
+
 def never_was_dangerous(story: Story) -> None:
     story.records = [record for record in story.records if record["op"] != "candidates"]
 
@@ -272,6 +278,7 @@ def never_was_dangerous(story: Story) -> None:
         (keeps_something_waiting, {"left over"}),
         (keeps_an_event_unsent, {"left over"}),
         (never_rests, {"left over"}),
+        (crashes, {"crashed"}),
         (never_was_dangerous, {"showed nothing"}),
     ],
 )
