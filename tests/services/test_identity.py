@@ -434,7 +434,8 @@ async def test_a_body_that_trickles_in_is_cut_off(office: Office) -> None:
     key = await office.key("reader")
     async with office.replica(http=limits) as client:
         for _ in range(3):  # and its place is free again
-            response = await client.post("/api/v1/query", content=trickle(), headers=[by_key(key)])
+            async with asyncio.timeout(10.0):
+                response = await client.post("/api/v1/query", content=trickle(), headers=[by_key(key)])
             assert "did not arrive" in assert_problem(response, 408)
 
 
