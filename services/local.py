@@ -65,7 +65,7 @@ async def open_fleet(
         metrics_port = settings.telemetry.writer_metrics_port or _free_port_after(settings.server.port)
         environment = {
             **os.environ,
-            **({CONFIG_VARIABLE: str(config_file.resolve())} if config_file else {}),
+            **({CONFIG_VARIABLE: str(config_file.absolute())} if config_file else {}),
             "DATS_DATA_DIR": str(settings.data_dir),
             "PORT": str(settings.server.port),
             "DATS_WRITER_METRICS_PORT": str(metrics_port),

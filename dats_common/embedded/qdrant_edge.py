@@ -42,8 +42,8 @@ async def serve(data_dir: Path, *, host: str = LOOPBACK, port: int = 0) -> Async
     """
     import grpc
 
-    from dats_common.embedded.qdrant_service import add_services
     from dats_common.embedded.ownership import owned
+    from dats_common.embedded.qdrant_service import add_services
     from dats_common.embedded.qdrant_store import open_store
 
     with owned(data_dir) as ownership:

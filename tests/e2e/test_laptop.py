@@ -98,8 +98,9 @@ async def test_a_configuration_file_and_another_address_reach_the_services(tmp_p
 
 
 async def test_a_port_where_another_fleet_serves_is_refused_before_anything_starts(settings: Settings) -> None:
-    with socket.create_server(("127.0.0.1", settings.server.port)):
-        with pytest.raises(ConfigurationError, match=rf"127.0.0.1:{settings.server.port}.*--port"):
-            async with open_fleet(settings):
-                pass
+    port = settings.server.port
+    refused = pytest.raises(ConfigurationError, match=rf"127.0.0.1:{port}.*--port")
+    with socket.create_server(("127.0.0.1", port)), refused:
+        async with open_fleet(settings):
+            pass
     assert not (settings.data_dir / "ledger.db").exists()
