@@ -67,7 +67,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "the guard does not look at taints without tenant",
         "stale",
         Rules(guard_sees_wildcards=False),
-        replace(WILDCARD_RACE, faults=0, copies=()),
+        replace(WILDCARD_RACE, faults=0),
     ),
     Mutant(
         "taint re-check at the flip",

@@ -20,20 +20,19 @@ _FAULT_WEIGHT = 0.4  # else most runs would spend their faults in the first few 
 
 
 def random_run(
-    world: World, seed: int, *, most_steps: int, faults: frozenset[str] | None = None
+    world: World, seed: int, *, most_steps: int, faults: frozenset[str] | None = None, after: State | None = None
 ) -> list[tuple[Step, State]]:
     """One run of the model, until nothing is left to do; faults are rarer than progress.
 
     Args:
         faults: which ones may happen; None are all.
+        after: where to go on from.
     """
     choice = random.Random(seed)
-    state, run = first_state(world.scenario), list[tuple[Step, State]]()
+    state, run = after or first_state(world.scenario), list[tuple[Step, State]]()
     while len(run) < most_steps:
         possible = [
-            (step, after)
-            for step, after in moves(world, state)
-            if not step.fault or faults is None or step.name in faults
+            (step, to) for step, to in moves(world, state) if not step.fault or faults is None or step.name in faults
         ]
         if not possible:
             break
@@ -44,21 +43,21 @@ def random_run(
 
 
 def same_run(world: World, mutated: World, trace: Sequence[Step]) -> list[tuple[Step, State]]:
-    """As much of a trace as this world can do: the same steps to the same states, but with names that stay."""
+    """A trace as far as this world can do it, with names that stay: the same steps to the same states.
+
+    Where the mutant's step leads elsewhere, this world's own step of that name is the last one.
+    """
     theirs, ours = first_state(mutated.scenario), first_state(world.scenario)
     run = list[tuple[Step, State]]()
     for step in trace:
         theirs = canonical(next(after for one, after in moves(mutated, theirs) if one == step))
-        found = next(((one, after) for one, after in moves(world, ours) if _is(one, step, after, theirs)), None)
-        if found is None:
+        alike = [(one, after) for one, after in moves(world, ours) if one.name == step.name]
+        same = [(one, after) for one, after in alike if canonical(after) == theirs]
+        run += (same or alike)[:1]
+        if not same:
             break
-        run.append(found)
-        ours = found[1]
+        ours = same[0][1]
     return run
-
-
-def _is(one: Step, step: Step, after: State, theirs: State) -> bool:
-    return one.name == step.name and canonical(after) == theirs
 
 
 class Theatre:

@@ -88,6 +88,7 @@ WILDCARD_RACE = replace(
     name="a taint without tenant misses a row in the making",
     taints=(Tainted(("a",), TAINT, tenant_id=None),),
     wildcard_race=True,
+    copies=(),
 )
 TAKEOVER = replace(
     COPIES,

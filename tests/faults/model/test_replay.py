@@ -87,11 +87,11 @@ def test_relay_and_sweep_are_where_the_model_is_at_each_of_their_steps(name: str
 @pytest.mark.parametrize(
     "mutant", [item for item in MUTANTS if not item.scenario.wildcard_race], ids=lambda one: f"{one.row}: {one.name}"
 )
-def test_production_goes_along_with_a_mutants_trace_until_the_missing_step_matters(
-    mutant: Mutant, tmp_path: Path
-) -> None:
+def test_production_goes_along_with_a_mutants_trace_and_takes_the_missing_step(mutant: Mutant, tmp_path: Path) -> None:
     found = Exploration(mutant.world).run(kind=mutant.kind).violation
     assert found is not None
-    run = same_run(World(mutant.scenario), mutant.world, found.trace)
+    world = World(mutant.scenario)
+    run = same_run(world, mutant.world, found.trace)
     assert len(run) >= 2, "a mutant that differs from the first step on shows nothing"
+    run += random_run(world, 0, most_steps=20, after=run[-1][1])
     played(Theatre(tmp_path).play(mutant.scenario, run))
