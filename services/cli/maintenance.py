@@ -117,11 +117,15 @@ def _target(settings: Settings, encoder: Encoder) -> str:
 
 
 async def _goes_on(begun: Position, *, recreate: bool, index: OperatorsIndex, encoder: Encoder) -> bool:
-    """Whether what the interrupted run wrote is still there, and is what is wanted now."""
+    """Whether what the interrupted run wrote is still there, and is what is wanted now.
+
+    An index that was lost since then lacks the last artifact. One that was tainted since is lacking too: then
+    everything is written once more, which does no harm.
+    """
     if recreate and not begun.recreated:
         return False
     await prepare_index(index, encoder)
-    return await index.count() > 0
+    return bool(await index.generations([begun.last]))
 
 
 def _sum(before: Progress | None, progress: Progress) -> Progress:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -276,7 +277,8 @@ def test_a_rebuild_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     wait_until(position.exists, timeout_s=DEADLINE_S, what="the first step of a rebuild")
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    begun = json.loads(position.read_text())["chunks"]
+    noted = position.read_text()
+    begun = json.loads(noted)["chunks"]
     chunks = ARTIFACTS * CHUNKS_EACH
     assert 0 < begun < chunks
 
@@ -285,3 +287,9 @@ def test_a_rebuild_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     assert rebuilt == {"artifacts": ARTIFACTS, "chunks": chunks, "resumed_after_chunks": begun}
     assert asyncio.run(drift_of(data)) == (chunks, True)
     assert not position.exists()
+
+    # The same note beside an index that was lost since then is of no use.
+    shutil.rmtree(data / "qdrant")
+    position.write_text(noted)
+    status, rebuilt = run("reindex", environment=environment)
+    assert (status, rebuilt["chunks"], rebuilt["resumed_after_chunks"]) == (0, chunks, 0)
