@@ -101,16 +101,19 @@ CLOSE_UP = replace(
     VERSIONS,
     name="the first, every step of relay and sweep apart",
     faults=0,
-    takeovers=1,
+    queries=False,
     fine_relay=True,
     fine_sweep=True,
 )
 CLOSE_UP_CRASH = replace(
     COPIES,
-    name="a version twice and its taint, every step of relay and sweep apart, a crash",
+    name="a version and its taint, every step of relay and sweep apart",
+    copies=(),
+    queries=False,
     fine_relay=True,
     fine_sweep=True,
 )
+
 
 SCENARIOS = (
     VERSIONS,
