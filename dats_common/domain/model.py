@@ -125,13 +125,13 @@ class Taint:
     def identity(self) -> str | None:
         """Tells a copy of this taint from another one; None where nothing can.
 
-        Ids and time are part of it: a publisher that reuses a message id must not have its second taint taken for a
-        copy of the first.
+        Ids and time are part of it, and of which taint it is a part: a publisher that reuses a message id must not have
+        its second taint taken for a copy of the first.
         """
         if self.event_id is None:
             return None
-        named = json.dumps([self.event_id, self.tenant_id, self.time.claimed, sorted(self.artifact_ids)])
-        return hashlib.sha256(named.encode()).hexdigest()
+        named = [self.event_id, self.tenant_id, self.time.claimed, sorted(self.artifact_ids)]
+        return hashlib.sha256(json.dumps([*named, *([self.whole] if self.whole else [])]).encode()).hexdigest()
 
     def parts(self, *, most_ids: int) -> list[Taint]:
         """The same taint in parts of at most `most_ids` ids, cut alike for every copy of it."""

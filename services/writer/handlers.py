@@ -59,7 +59,7 @@ class EventHandlers:
         ]
 
     async def handle_artifact_tainted(self, delivery: Delivery) -> AsyncIterator[TaintReceipt]:
-        """T1 for `artifact.tainted`: a receipt for each part, once it is committed. Copies may repeat any part.
+        """T1 for `artifact.tainted`: a receipt for each part, once it is committed. A copy may repeat any part.
 
         Raises:
             InvalidInput: at once where no id can be read; else after the last part, where something else could not.

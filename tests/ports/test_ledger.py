@@ -520,6 +520,18 @@ async def test_the_parts_of_a_bare_taint_keep_the_place_of_its_first_receipt(tim
     assert await text_of(timed, refs_of(generation)) == "one content"
 
 
+async def test_a_part_is_no_copy_of_an_earlier_taint_with_its_ids_and_its_message_id(
+    timed: Ledger, clock: Clock
+) -> None:
+    writer = await Writer.of(timed)
+    await timed.taint(tainted("a", event_id="e"), skew_s=0)
+    clock.pass_s(100)
+    generation = await writer.publish(validated(at_s=50))
+    for part in tainted("a", "b", event_id="e").parts(most_ids=1):
+        await timed.taint(part, skew_s=0)
+    assert await text_of(timed, refs_of(generation)) is None
+
+
 async def test_each_part_of_a_taint_is_announced_once_with_its_own_ids(ledger: Ledger) -> None:
     parts = tainted("a", "b", "c", at_s=10, event_id="e").parts(most_ids=2)
     for part in [*parts, *parts]:

@@ -27,6 +27,7 @@ from dats_common.adapters.sql.rows import (
 from dats_common.adapters.sql.tables import (
     artifacts,
     documents,
+    outbox,
     pending,
     taint_receipts,
     wildcards,
@@ -46,10 +47,14 @@ async def commit_taint(database: Database, taint: Taint, *, skew_s: float) -> Ta
         at = await _place(database, connection, taint)
         now = await database.now(connection)
         stone = tombstone(at.ord, own_clock=at.own_clock, skew_s=skew_s)
+        event_id = f"invalidated:{taint.identity or database.new_id()}"
+        if taint.whole is not None and await _is_queued(connection, event_id):
+            # A copy of a large taint goes on where the last one stopped: from the start it might never come to the end.
+            return TaintReceipt(through=stone.through, chunks_removed={})
         for keys in slices(await _keys_to_cover(connection, taint.tenant_id, ids, stone)):
             fallen += await _cover(connection, keys, stone, removed, now=now)
         invalidated = build_invalidated(
-            event_id=f"invalidated:{taint.identity or database.new_id()}",
+            event_id=event_id,
             at=now,
             artifact_ids=taint.artifact_ids,
             cascade_id=taint.cascade_id,
@@ -93,6 +98,11 @@ async def _place(database: Database, connection: AsyncConnection, taint: Taint) 
     await connection.execute(insert_new(taint_receipts, connection), [{"identity": identity, "placed": at.ord}])
     first = await connection.execute(select(taint_receipts.c.placed).where(taint_receipts.c.identity == identity))
     return replace(at, ord=first.scalar_one())
+
+
+async def _is_queued(connection: AsyncConnection, event_id: str) -> bool:
+    found = await connection.execute(select(outbox.c.id).where(outbox.c.event_id == event_id))
+    return found.first() is not None
 
 
 async def _raise_wildcards(connection: AsyncConnection, artifact_ids: Sequence[str], stone: Tombstone) -> None:
