@@ -63,13 +63,7 @@ async def open_fleet(
     _require_free_port(settings)
     async with AsyncExitStack() as stack:
         metrics_port = settings.telemetry.writer_metrics_port or _free_port_after(settings.server.port)
-        environment = {
-            **os.environ,
-            **({CONFIG_VARIABLE: str(config_file.absolute())} if config_file else {}),
-            "DATS_DATA_DIR": str(settings.data_dir),
-            "PORT": str(settings.server.port),
-            "DATS_WRITER_METRICS_PORT": str(metrics_port),
-        }
+        environment = _environment(settings, config_file, metrics_port=metrics_port)
         if settings.qdrant.is_embedded:
             started: asyncio.Future[EngineProcess] = asyncio.get_running_loop().create_future()
             engine_task = asyncio.create_task(_keep_engine(engine_dir(settings), started), name="engine")
@@ -86,6 +80,17 @@ async def open_fleet(
         base_url = f"http://{here}:{settings.server.port}/api/v1"
         await _healthy(base_url, failed, timeout_s=start_timeout_s)
         yield Fleet(base_url, f"http://{here}:{metrics_port}/metrics", failed)
+
+
+def _environment(settings: Settings, config_file: Path | None, *, metrics_port: int) -> dict[str, str]:
+    """What the services read: ours, with what this process was told otherwise."""
+    return {
+        **os.environ,
+        **({CONFIG_VARIABLE: str(config_file.absolute())} if config_file else {}),
+        "DATS_DATA_DIR": str(settings.data_dir),
+        "PORT": str(settings.server.port),
+        "DATS_WRITER_METRICS_PORT": str(metrics_port),
+    }
 
 
 def _reached_at(host: str) -> str:
