@@ -90,7 +90,10 @@ class TaintMetadata(Wire):
 
 
 class TaintedData(Wire):
-    """`artifact.tainted`: these artifacts must vanish. Either key alone names them; both are joined."""
+    """`artifact.tainted`: these artifacts must vanish. Either key alone names them; both are joined.
+
+    Send what this says. A taint that breaks it is applied to every id that can be read, then dead-lettered with why.
+    """
 
     artifact_id: ArtifactId | None = None
     artifact_ids: list[ArtifactId] | None = None
@@ -123,12 +126,21 @@ class CompletedData(_Published):
 
 
 class InvalidatedData(_Published):
-    """`embedding.invalidated`: no query that starts from now on returns these artifacts."""
+    """`embedding.invalidated`: no query that starts from now on returns what the taint covers of these artifacts.
+
+    A version that was approved after it stays visible, also when the taint arrives late.
+    """
 
     artifact_ids: list[str]
     cascade_id: str | None
     chunks_removed: int
-    through: Annotated[int, Field(description="versions up to here are covered, microseconds since 1970 UTC")]
+    through: Annotated[
+        int,
+        Field(
+            description="versions up to here are covered, microseconds since 1970 UTC; of those from POST /embed, by a "
+            "taint over HTTP or without a time, the ones up to the taint itself"
+        ),
+    ]
 
 
 class FailedData(_Published):
