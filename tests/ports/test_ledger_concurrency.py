@@ -17,7 +17,7 @@ from sqlalchemy import text
 from dats_common.adapters.sql.engine import open_database
 from dats_common.adapters.sql.ledger import open_ledger
 from dats_common.domain.access import LAPTOP
-from dats_common.domain.model import ArtifactKey
+from dats_common.domain.model import ArtifactKey, Validated
 from dats_common.domain.taint import FlipVerdict, Verdict
 from dats_common.errors import Fenced, LedgerUnavailable
 from dats_common.ports import Ledger
@@ -78,6 +78,31 @@ async def test_a_taint_without_tenant_that_races_a_new_tenant_never_shows_it(led
         generation, _ = await asyncio.gather(publish(artifact), taint())
         if generation is not None:
             assert await live_of(other, refs_of(generation)) == frozenset()
+
+
+@pytest.mark.parametrize("tenant_id", ["t", None])
+async def test_a_version_without_a_time_that_races_a_taint_without_one_is_never_left_visible(
+    ledger: Ledger, other: Ledger, tenant_id: str | None
+) -> None:
+    # Received before the taint it is covered, after it it waits for an operator; in between there is nothing.
+    writer = await Writer.of(ledger)
+    verdicts = set()
+    for round_ in range(ROUNDS):
+        event = validated(key(f"a{round_}", "t"))
+
+        async def publish(event: Validated = event) -> Verdict | FlipVerdict:
+            admission = await writer.admit(event)
+            return await writer.flip(admission) if admission.verdict is Verdict.EMBED else admission.verdict
+
+        async def taint(name: str = event.key.artifact_id, delay: int = round_ % 8) -> None:
+            for _ in range(delay * 3):
+                await asyncio.sleep(0)
+            await other.taint(tainted(name, tenant_id=tenant_id), skew_s=0)
+
+        verdict, _ = await asyncio.gather(publish(), taint())
+        verdicts.add(verdict)
+        assert (await ledger.counts()).live_artifacts == 0, (round_, verdict)
+    assert len(verdicts) > 1, "they never met in different orders"
 
 
 async def test_the_guard_honours_a_taint_that_missed_a_row_in_the_making(ledger: Ledger, ledger_url: str) -> None:

@@ -15,6 +15,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     collate,
+    delete,
     false,
     func,
     or_,
@@ -26,7 +27,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from dats_common.adapters.sql.tables import artifacts, documents, outbox, quarantine, wildcards
 from dats_common.contracts.events import build_quarantined
-from dats_common.domain.model import ArtifactKey, Scope, SourceMetadata, Validated
+from dats_common.domain.model import NEVER, ArtifactKey, Scope, SourceMetadata, Validated
 from dats_common.domain.taint import ArtifactState, Place, QuarantineReason, Tombstone
 
 _T = TypeVar("_T")
@@ -176,6 +177,29 @@ async def lock_states(connection: AsyncConnection, keys: Sequence[ArtifactKey]) 
                 content_hash=row.content_hash,
             )
     return states
+
+
+async def lock_wildcards(connection: AsyncConnection, artifact_ids: Sequence[str]) -> None:
+    """Lock the rows of taints without tenant, those also that are not there yet: these are made, and cover nothing."""
+    statement = insert(wildcards, connection).values([{"artifact_id": each} for each in sorted(artifact_ids)])
+    unchanged = {"artifact_id": statement.excluded.artifact_id}
+    await connection.execute(statement.on_conflict_do_update(index_elements=["artifact_id"], set_=unchanged))
+
+
+async def wait_for_wildcards(connection: AsyncConnection, artifact_ids: Sequence[str]) -> None:
+    """Let taints without tenant that are being committed come first.
+
+    Such a taint locks no row of an artifact that it cannot see yet; its own row is where to meet it. One that comes
+    later waits for us in turn, and then sees the artifact. On SQLite writers take turns anyway.
+    """
+    if connection.dialect.name == "sqlite":
+        return
+    for part in slices(sorted(set(artifact_ids))):
+        rows = [{"artifact_id": artifact_id} for artifact_id in part]
+        await connection.execute(insert_new(wildcards, connection), rows)
+        await connection.execute(
+            delete(wildcards).where(wildcards.c.artifact_id.in_(part), wildcards.c.tainted_at == NEVER)
+        )
 
 
 async def wildcard_tombstones(connection: AsyncConnection, artifact_ids: Sequence[str]) -> dict[str, Tombstone]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from sqlalchemy import and_, case, delete, not_, or_, select, update
+from sqlalchemy import Row, and_, case, delete, not_, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from dats_common.adapters.sql.engine import Database
@@ -19,6 +20,7 @@ from dats_common.adapters.sql.rows import (
     is_any_of,
     key_of,
     lock_order,
+    lock_wildcards,
     metadata_of,
     put_in_quarantine,
     slices,
@@ -44,6 +46,9 @@ async def commit_taint(database: Database, taint: Taint, *, skew_s: float) -> Ta
     fallen: list[ArtifactKey] = []
     ids = sorted(set(taint.artifact_ids))
     async with database.writing(taint.tenant_id) as connection:
+        # Before the clock is read: what was received before the taint then has a lower place, what is received after
+        # it sees the tombstone. There is no third case, in which a version without a time would outlive the taint.
+        locked = await _lock(connection, taint.tenant_id, ids)
         at = await _place(database, connection, taint)
         now = await database.now(connection)
         stone = tombstone(at.ord, own_clock=at.own_clock, skew_s=skew_s)
@@ -51,8 +56,11 @@ async def commit_taint(database: Database, taint: Taint, *, skew_s: float) -> Ta
         if taint.whole is not None and await _is_queued(connection, event_id):
             # A copy of a large taint goes on where the last one stopped: from the start it might never come to the end.
             return TaintReceipt(through=stone.through, chunks_removed={})
-        for keys in slices(await _keys_to_cover(connection, taint.tenant_id, ids, stone)):
-            fallen += await _cover(connection, keys, stone, removed, now=now)
+        if taint.tenant_id is None:
+            for part in slices(ids):
+                await _raise_wildcards(connection, part, stone)
+        for rows in slices(locked):
+            fallen += await _cover(connection, rows, stone, removed, now=now)
         invalidated = build_invalidated(
             event_id=event_id,
             at=now,
@@ -66,17 +74,25 @@ async def commit_taint(database: Database, taint: Taint, *, skew_s: float) -> Ta
     return TaintReceipt(through=stone.through, chunks_removed=dict(removed), fallen=tuple(fallen))
 
 
-async def _keys_to_cover(
-    connection: AsyncConnection, tenant_id: str | None, artifact_ids: Sequence[str], stone: Tombstone
-) -> list[ArtifactKey]:
-    """The rows to lock, in the order in which every transaction locks them.
+async def _lock(connection: AsyncConnection, tenant_id: str | None, artifact_ids: Sequence[str]) -> list[Row[Any]]:
+    """Lock what the taint is about and read it, in the order in which every transaction locks.
 
     Args:
         artifact_ids: unique and sorted.
     """
+    locked: list[Row[Any]] = []
+    for keys in slices(await _keys_to_lock(connection, tenant_id, artifact_ids)):
+        statement = select(artifacts).where(is_any_of(connection, artifacts, keys))
+        locked += (await connection.execute(statement.order_by(*lock_order(connection)).with_for_update())).all()
+    return locked
+
+
+async def _keys_to_lock(
+    connection: AsyncConnection, tenant_id: str | None, artifact_ids: Sequence[str]
+) -> list[ArtifactKey]:
     if tenant_id is None:
         for part in slices(artifact_ids):
-            await _raise_wildcards(connection, part, stone)
+            await lock_wildcards(connection, part)
         # A second statement: on PostgreSQL it sees rows that were committed while the first one waited.
         return sorted([key for part in slices(artifact_ids) for key in await _keys_in_every_tenant(connection, part)])
     for part in slices(artifact_ids):
@@ -124,21 +140,14 @@ async def _keys_in_every_tenant(connection: AsyncConnection, artifact_ids: Seque
 
 async def _cover(
     connection: AsyncConnection,
-    keys: Sequence[ArtifactKey],
+    locked: Sequence[Row[Any]],
     stone: Tombstone,
     removed: dict[str, int],
     *,
     now: int,
 ) -> list[ArtifactKey]:
     """Raise the rows' bounds; take away what they now cover, live or pending. Returns what was live."""
-    locked = (
-        await connection.execute(
-            select(artifacts)
-            .where(is_any_of(connection, artifacts, keys))
-            .order_by(*lock_order(connection))
-            .with_for_update()
-        )
-    ).all()
+    keys = [key_of(row) for row in locked]
     await connection.execute(
         update(artifacts)
         .where(is_any_of(connection, artifacts, keys))

@@ -19,6 +19,7 @@ from dats_common.adapters.sql.rows import (
     lock_states,
     put_in_quarantine,
     slices,
+    wait_for_wildcards,
 )
 from dats_common.adapters.sql.tables import (
     artifacts,
@@ -66,6 +67,7 @@ async def admit_events(database: Database, events: Sequence[Validated], *, epoch
         raise ValueError("one call may hold one event of an artifact: their order matters")
     async with database.writing() as connection:
         await _require_epoch(connection, epoch)
+        await wait_for_wildcards(connection, [event.key.artifact_id for event in events])
         states = await lock_states(connection, keys)
         known = await _known_receipts(connection, events)
         ambiguous = await _never_placed(connection, events)
