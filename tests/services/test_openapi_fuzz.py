@@ -74,5 +74,5 @@ async def test_nothing_that_is_sent_makes_a_server_error_or_breaks_the_document(
     told = json.loads(report.read_text())
     print({name: told[name] for name in ("seed", "operations", "test_cases")})
     assert told["operations"]["tested"] == told["operations"]["total"] >= 8
-    assert told["test_cases"]["generated"] > 8 * EXAMPLES, "more than the mere examples"
+    assert told["test_cases"]["generated"] > 4 * EXAMPLES, "of the four operations that take something"
     assert told["test_cases"]["with_failures"] == 0
