@@ -76,7 +76,8 @@ def _event(line: bytes, event_type: str) -> tuple[str, dict[str, Any]]:
 
 
 async def _send(bus: Bus, batch: list[tuple[str, dict[str, Any]]]) -> int:
-    async with asyncio.TaskGroup() as sending:
-        for kind, envelope in batch:
-            sending.create_task(bus.publish(kind, envelope, event_id=str(envelope.get("id") or uuid.uuid4())))
+    """Publish them side by side. Raises: BrokerUnavailable: the first that was not taken says why."""
+    await asyncio.gather(
+        *(bus.publish(kind, event, event_id=str(event.get("id") or uuid.uuid4())) for kind, event in batch)
+    )
     return len(batch)
