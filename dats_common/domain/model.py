@@ -109,7 +109,7 @@ class Taint:
         tenant_id: None covers the ids in every tenant, also tenants that show them later.
         event_id: identity of the event where it has one; the same id twice is the same taint.
         actor: who asked for it, for the audit; no part of its identity.
-        whole: the identity of the taint of which this is a part; all parts keep one place.
+        whole: the identity of the taint of which this is a part.
     """
 
     tenant_id: str | None

@@ -104,15 +104,15 @@ async def _keys_to_lock(
 async def _place(database: Database, connection: AsyncConnection, taint: Taint) -> Place:
     """A taint without a usable time keeps the place of its first receipt, where its identity tells that it is one.
 
-    A part keeps the place of the whole: the first part that is committed sets it for all.
+    Each part of a large one has its own: a version without a time that came between two parts was received before the
+    later one is confirmed, and must not outlive it.
     """
-    identity = taint.whole or taint.identity
     at = place(taint.time, now=await database.now(connection), first_receipt=None)
-    if identity is None:
+    if taint.identity is None:
         return at
     # Insert, then read: of two copies that arrive at once the second waits here and takes the first one's place.
-    await connection.execute(insert_new(taint_receipts, connection), [{"identity": identity, "placed": at.ord}])
-    first = await connection.execute(select(taint_receipts.c.placed).where(taint_receipts.c.identity == identity))
+    await connection.execute(insert_new(taint_receipts, connection), [{"identity": taint.identity, "placed": at.ord}])
+    first = await connection.execute(select(taint_receipts.c.placed).where(taint_receipts.c.identity == taint.identity))
     return replace(at, ord=first.scalar_one())
 
 
