@@ -199,7 +199,7 @@ async def over_amqp(fleet: Fleet) -> None:
         for body in bad:
             raw = body if isinstance(body, bytes) else json.dumps(body).encode()
             await team.exchange.publish(aio_pika.Message(raw), "task.validated")
-        taints = [{"artifact_ids": [CONTENT * 40, 7, "amqp"], "reason": REASON}, {"artifact_ids": CONTENT}]
+        taints = [{"artifact_ids": [CONTENT * 40, 7, "amqp"], "reason": REASON}, {"artifact_ids": {CONTENT: [CONTENT]}}]
         for taint in taints:
             await team.publish("artifact.tainted", {"data": taint})
         await team.invalidated("amqp")
