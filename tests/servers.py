@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -309,7 +309,8 @@ class PostgresCluster(PostgresServer):
     def resume(self) -> None:
         """End of `pause`."""
         for pid in self._pids():
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):  # a session that has ended since they were listed
+                os.kill(pid, signal.SIGCONT)
 
     @property
     def _data(self) -> Path:
