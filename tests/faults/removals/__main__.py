@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.faults.removals.lines import REMOVALS, Removal
 
 _TIMEOUT_S = 900
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
