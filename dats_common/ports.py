@@ -253,6 +253,10 @@ class GuardedRead:
     superseded: frozenset[ArtifactKey] = frozenset()
 
 
+HEARTBEAT_STALE_S = 15.0
+"""Several beats of a writer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """What the active writer last said of itself, and when (seconds ago by the ledger's clock)."""
@@ -264,6 +268,11 @@ class Heartbeat:
     model: str
     backend: str
     age_s: float = 0.0
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether it missed several beats: the writer has gone, or hangs."""
+        return self.age_s > HEARTBEAT_STALE_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,6 @@ from services.backends import (
 from services.cli.console import Voice
 
 _CHECK_TIMEOUT_S = 30.0
-HEARTBEAT_STALE_S = 15.0  # several beats of a writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +121,7 @@ async def _check_writer(settings: Settings) -> str:
         raise ConfigurationError("no fleet has run here: start one with `dats-rag up`")
     async with open_ledger(settings, acting="query") as ledger:
         beat = await ledger.heartbeat()
-    if beat is None or beat.age_s > HEARTBEAT_STALE_S:
+    if beat is None or beat.is_stale:
         told = f"it reported {beat.age_s:.0f} s ago" if beat else "none has ever reported"
         raise ConfigurationError(f"{told}, so nothing is indexed: start one with `dats-rag writer` or `dats-rag up`")
     return f"{beat.writer_id} is {beat.state}, {beat.backend}"

@@ -23,7 +23,6 @@ from services.query.services import QueryServices
 _T = TypeVar("_T")
 
 _LOOK_TIMEOUT_S = 3.0
-HEARTBEAT_STALE_S = 15.0
 """A writer beats every few seconds; a silence this long means that no writer is active."""
 
 
@@ -86,7 +85,7 @@ async def health_of(services: QueryServices) -> HealthResponse:
 def _writer_trouble(beat: Heartbeat | None) -> str:
     if beat is None:
         return "no writer has ever reported; start one with `dats-rag writer`"
-    if beat.age_s > HEARTBEAT_STALE_S:
+    if beat.is_stale:
         return f"the last writer reported {beat.age_s:.0f} s ago; is one running?"
     if beat.state == "draining":
         return "the last writer was asked to stop"

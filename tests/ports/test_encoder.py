@@ -15,7 +15,7 @@ from dats_common.adapters.encoder_st import open_sentence_transformers_encoder
 from dats_common.adapters.memory_encoder import MemoryEncoder
 from dats_common.domain.chunking import chunk
 from dats_common.errors import ConfigurationError, EncoderUnavailable
-from dats_common.fingerprint import agree, fingerprint
+from dats_common.fingerprint import LEAST_COSINE, agree, fingerprint
 
 TEXTS = [
     "The invoice was approved on Tuesday.",
@@ -185,7 +185,7 @@ async def test_openvino_gives_the_very_same_bits_alone_and_in_company():
 
 
 @pytest.mark.parametrize(
-    ("precision", "least_cosine", "shared_of_ten"), [("fp32", 0.9999, 0.98), ("int8", 0.995, 0.95)]
+    ("precision", "least_cosine", "shared_of_ten"), [("fp32", 0.9999, 0.98), ("int8", LEAST_COSINE, 0.95)]
 )
 async def test_both_backends_of_the_default_model_agree(precision, least_cosine, shared_of_ten):
     texts = docstrings(200)

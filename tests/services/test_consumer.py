@@ -30,6 +30,7 @@ from dats_common.domain.model import ArtifactKey, EventTime, SourceMetadata, Tai
 from dats_common.errors import LedgerUnavailable
 from dats_common.maintenance.sweep import Sweeper
 from dats_common.ports import TaintReceipt
+from services.writer.leadership import Leadership
 from services.writer.progress import EXIT_CODE, Progress, watchdog
 
 
@@ -521,6 +522,17 @@ async def test_events_wait_in_the_outbox_while_the_broker_is_away(rig: Rig) -> N
         assert await rig.relay.drain() == 1
         assert len(rig.published("embedding.completed")) == 1
         assert (await rig.ledger.counts()).unsent_events == 0
+
+
+async def test_a_consumer_that_is_stopped_before_it_has_begun_takes_nothing_and_ends(rig: Rig) -> None:
+    rig.tainted("a")
+    rig.validated("b", "content of b")
+    consumer = rig.consumer(Leadership(rig.ledger, "early"))
+    await consumer.stop(timeout_s=5.0)
+    assert not consumer.is_consuming
+    async with asyncio.timeout(5):
+        await consumer.run()
+    assert [len(rig.bus.queue(queue)) for queue in (TAINTS_QUEUE, VALIDATED_QUEUE)] == [1, 1]
 
 
 async def test_what_is_in_hand_is_finished_when_the_consumer_is_stopped(rig: Rig) -> None:

@@ -29,7 +29,7 @@ class Weights:
 
     Attributes:
         precision: what they were rounded to where they were stored. Source: against the original in float32, cosines of
-            at least .9999 (fp32, computed in bf16) and .996 (int8), tests/ports/test_encoder.py.
+            at least .9999 (fp32, computed in bf16) and .998 (int8), tests/ports/test_encoder.py.
     """
 
     arrays: Mapping[str, Array]

@@ -24,11 +24,19 @@ from dats_common.adapters.sql.tables import artifacts, chunks, documents, outbox
 from dats_common.domain.access import Principal, may_see
 from dats_common.domain.model import NEVER, ArtifactKey, Chunk, ChunkRef, Generation, SourceMetadata
 from dats_common.domain.taint import Tombstone
-from dats_common.ports import ArtifactOutcome, GuardedRead, Heartbeat, LedgerCounts, LiveGeneration, Passage
+from dats_common.ports import (
+    HEARTBEAT_STALE_S,
+    ArtifactOutcome,
+    GuardedRead,
+    Heartbeat,
+    LedgerCounts,
+    LiveGeneration,
+    Passage,
+)
 
 _PAGE = 100
 _MOST_CHUNKS = 2**20  # Of a generation: more than a document of 1 MB has characters.
-_FRESH_US = 15_000_000  # several beats of a writer
+_FRESH_US = round(HEARTBEAT_STALE_S * 1e6)
 
 
 async def read_passages(database: Database, refs: Sequence[ChunkRef], principal: Principal) -> GuardedRead:
