@@ -16,6 +16,7 @@ import math
 import sqlite3
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -45,6 +46,8 @@ LEASE_S = 2.5
 
 WATCH_LEASE_S = 60.0
 """Of a private view: nobody waits to take its place, and one that ran out would miss events without knowing it."""
+
+_WATCHED_TOGETHER = 64
 
 BEAT_S = 0.5
 LISTEN_S = 0.05
@@ -449,7 +452,7 @@ class SqliteSubscription:
         consumer = self._consumer
         with suppress(BrokerUnavailable):  # the lease runs out by itself then
             await self._worker.lease(lambda file: file.leave(consumer))
-        self._bus.changed()
+        self._bus.changed(self._queue)
 
     # -- the port
 
@@ -485,6 +488,7 @@ class SqliteSubscription:
         _check_known(queue)
         claim, attempt, headers = delivery.handle, delivery.attempt, delivery.headers
         await self._settle(delivery, lambda file: file.move(claim, queue, attempt=attempt, headers=headers))
+        self._bus.changed(queue)
 
     async def dead_letter(self, delivery: Delivery, *, reason: str) -> None:
         """See `ports.Subscription`."""
@@ -505,13 +509,13 @@ class SqliteSubscription:
         consumer = self._consumer
         with suppress(BrokerUnavailable):
             await self._worker.lease(lambda file: file.stop_taking(consumer))
-        self._bus.changed()
+        self._bus.changed(self._queue)
 
     async def _available(self, wanted: int, *, timeout_s: float | None) -> None:
         loop = asyncio.get_running_loop()
         give_up_at = math.inf if timeout_s is None else loop.time() + timeout_s
         while not self._stopped:
-            change = self._bus.change()
+            change = self._bus.change(self._queue)
             waiting = await self._waiting(wanted)
             left_s = give_up_at - loop.time()
             if waiting.count >= wanted or left_s <= 0:
@@ -553,11 +557,11 @@ class SqliteSubscription:
             self._unreleased.append(delivery.handle)
         else:
             self._in_hand.discard(delivery.handle.message)
-        self._bus.changed()
+        self._bus.changed(self._queue)
 
 
 class _Change:
-    """The next change of the file, ours or another process's."""
+    """The next change of a queue, by us or by another process."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -579,7 +583,7 @@ class SqliteBus:
         self._worker = worker
         self._subscriptions: set[SqliteSubscription] = set()
         self._has_subscriptions = asyncio.Event()
-        self._change = _Change()
+        self._changes: defaultdict[str, _Change] = defaultdict(_Change)
 
     async def publish(self, routing_key: str, body: Mapping[str, Any], *, event_id: str) -> None:
         """See `ports.Bus`."""
@@ -604,12 +608,14 @@ class SqliteBus:
         if not fixed:
             raise BrokerUnavailable(f"publishing {routing_key}: no queue is bound")
 
+        targets = list(fixed)
+
         def insert(file: _File) -> None:
-            targets = [*fixed, *file.watchers(routing_key)]
+            targets.extend(file.watchers(routing_key))
             file.insert(targets, routing_key, body, timestamp=timestamp, headers=headers or {})
 
         await self._worker.write(insert)
-        self.changed()
+        self.changed(*targets)
 
     @asynccontextmanager
     async def subscribe(self, queue: str, *, prefetch: int) -> AsyncIterator[Subscription]:
@@ -646,7 +652,7 @@ class SqliteBus:
         """See `ports.DeadLetters`. All of them in one transaction: a crash leaves each in one place."""
         replayed: list[str] = []
         await self._worker.write(lambda file: replayed.extend(file.revive(only)))
-        self.changed()
+        self.changed(*QUEUE_NAMES)
         return replayed
 
     async def drop_dead_letters(self, *, only: Collection[str] | None = None) -> list[str]:
@@ -657,14 +663,15 @@ class SqliteBus:
 
     # -- for the subscriptions and the two tasks
 
-    def changed(self) -> None:
-        """Wake everybody who waits."""
-        self._change.happened()
-        self._change = _Change()
+    def changed(self, *queues: str) -> None:
+        """Wake everybody who waits for one of these queues."""
+        for queue in queues:
+            if (change := self._changes.pop(queue, None)) is not None:
+                change.happened()
 
-    def change(self) -> _Change:
-        """The next change; ask before looking, or it may be missed."""
-        return self._change
+    def change(self, queue: str) -> _Change:
+        """The queue's next change; ask before looking, or it may be missed."""
+        return self._changes[queue]
 
     async def beat(self) -> None:
         """Renew our leases and end those of the dead, for ever."""
@@ -685,7 +692,7 @@ class SqliteBus:
                 now = await self._worker.read(_File.changes)
                 if now != seen:
                     seen = now
-                    self.changed()
+                    self.changed(*self._changes)
 
     @asynccontextmanager
     async def _subscribed(self, subscription: SqliteSubscription) -> AsyncIterator[SqliteSubscription]:
@@ -707,9 +714,9 @@ def _check_known(queue: str) -> None:
 
 
 async def _acknowledged(subscription: SqliteSubscription) -> AsyncIterator[Delivery]:
-    while deliveries := await subscription.batch(max_items=1, max_wait_s=0):
+    while deliveries := await subscription.batch(max_items=_WATCHED_TOGETHER, max_wait_s=0):
+        await asyncio.gather(*map(subscription.ack, deliveries))  # together: one transaction
         for delivery in deliveries:
-            await subscription.ack(delivery)
             yield delivery
 
 

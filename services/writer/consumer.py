@@ -183,9 +183,10 @@ class Consumer:
         outage = any(isinstance(item.error, Unavailable) for item in handled) and not await self._healthy()
         pause_s = 0.0
         postponed: list[Handled] = []
+        # Together: where an acknowledgement waits for a disk, all of them wait for it once.
+        await asyncio.gather(*(subscription.ack(item.delivery) for item in handled if item.error is None))
         for item in handled:
             if item.error is None:
-                await subscription.ack(item.delivery)
                 continue
             decision = settle(
                 item.error,

@@ -33,7 +33,11 @@ MAX_TOKENS = 256  # Source: the model card, `max_seq_length`; the position table
 VOCABULARY = Path(__file__).parent / "vocab.txt"
 """See the notice beside it for its origin."""
 
-DOCUMENTS_AHEAD = 4
+TEXTS_A_CORE = 2
+"""While one is computed the next is tokenized and waits in OpenVINO: a core that had to wait for Python between two
+texts, which the event loop can hold up, lost a sixth of its time."""
+
+DOCUMENTS_AHEAD = 2
 """Document texts handed over for each thread: enough that none runs dry while the event loop is busy."""
 
 BACKGROUND_NICENESS = 10
@@ -172,7 +176,7 @@ async def open_openvino_encoder(
     """Load the model (about half a second) and own its threads.
 
     Args:
-        threads: texts that run at the same time; by default one for each core that this process may use.
+        threads: texts that are computed at the same time; by default one for each core that this process may use.
         timeout_s: longest time for one text.
         precision: of the stored weights; by default the best that are installed.
         background: give way to whatever else wants the cores: documents can wait, taints and queries cannot.
@@ -180,7 +184,7 @@ async def open_openvino_encoder(
     Raises: ConfigurationError: the runtime or the weights are not installed.
     """
     threads = threads or _cores()
-    executor = ThreadPoolExecutor(threads, "encoder", initializer=_step_back if background else None)
+    executor = ThreadPoolExecutor(TEXTS_A_CORE * threads, "encoder", initializer=_step_back if background else None)
     try:
         # Loaded there, because OpenVINO's own threads inherit the priority of the thread that starts them.
         requests, tokenizer, stored = await asyncio.wrap_future(executor.submit(_load, threads, precision))
@@ -227,7 +231,7 @@ def _load(threads: int, precision: Precision | None) -> tuple[list[Any], Any, Pr
             "ENABLE_CPU_PINNING": False,
         },
     )
-    requests = [compiled.create_infer_request() for _ in range(threads)]
+    requests = [compiled.create_infer_request() for _ in range(TEXTS_A_CORE * threads)]
     for request in requests:
         # Alone first: OpenVINO's type table is built in the first call, and two threads that both make theirs can
         # wait for each other for ever (one holds Python's lock, the other the table's; seen with 2026.4).

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import sqlite3
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from sqlalchemy import URL, Connection, event
+from sqlalchemy import URL, event
+from sqlalchemy import Connection as SyncConnection
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
-from sqlalchemy.util import await_only
 
+from dats_common.adapters.sql.sqlite_driver import BEGIN_READING, BEGIN_WRITING, Connection, open_connection
 from dats_common.errors import ConfigurationError
 
 WRITES = "dats_writes"
 """Execution option of a connection whose next transaction writes; SQLite has to know before it begins."""
-
-WRITE_LOCK_LOOK_S = 0.003
 
 
 def parse_url(url: str) -> URL:
@@ -48,8 +44,9 @@ def open_file(url: URL, *, pool_size: int, timeout_s: float) -> AsyncEngine:
     """The engine on the SQLite file that `url` names. Raises: ConfigurationError: it cannot be written."""
     if not url.database or url.database == ":memory:":
         raise ConfigurationError("the ledger needs a file: sqlite:///PATH (a memory database would lose it)")
-    _require_writable(Path(url.database))
-    return build_sqlite_engine(url, pool_size=pool_size, timeout_s=timeout_s)
+    path = Path(url.database)
+    _require_writable(path)
+    return build_sqlite_engine(partial(open_connection, path, timeout_s=timeout_s), pool_size=pool_size)
 
 
 def build_postgres_engine(
@@ -74,23 +71,10 @@ def build_postgres_engine(
     )
 
 
-def build_sqlite_engine(
-    url: URL, *, pool_size: int, timeout_s: float, connect: Callable[..., Any] | None = None
-) -> AsyncEngine:
-    """The engine on a database file.
-
-    Args:
-        connect: opens a connection as `aiosqlite.connect` does, which is what None means; a simulation brings one that
-            needs no thread.
-    """
-    engine = create_async_engine(
-        url.set(drivername="sqlite+aiosqlite"),
-        pool_size=pool_size,
-        connect_args={"timeout": timeout_s},
-        **({} if connect is None else {"async_creator": connect}),
-    )
-    event.listen(engine.sync_engine, "connect", _sqlite_pragmas)
-    event.listen(engine.sync_engine, "begin", partial(_sqlite_begin, patience_ms=round(timeout_s * 1000)))
+def build_sqlite_engine(connect: Callable[[], Awaitable[Connection]], *, pool_size: int) -> AsyncEngine:
+    """The engine on the database file whose connections `connect` opens."""
+    engine = create_async_engine("sqlite+aiosqlite:///file", pool_size=pool_size, async_creator=connect)
+    event.listen(engine.sync_engine, "begin", _sqlite_begin)
     return engine
 
 
@@ -109,45 +93,6 @@ def _require_writable(path: Path) -> None:
         raise ConfigurationError(f"cannot write the ledger at {path}: {error.strerror}") from error
 
 
-def _sqlite_pragmas(connection: Any, _record: object) -> None:
-    connection.isolation_level = None  # the driver must not begin transactions of its own: see _sqlite_begin
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
-    # FULL: an acknowledged commit survives power loss; in WAL mode NORMAL would not promise that.
-    cursor.execute("PRAGMA synchronous=FULL")
-    cursor.execute("PRAGMA wal_autocheckpoint=4000")
-    cursor.close()
-
-
-def _sqlite_begin(connection: Connection, *, patience_ms: int) -> None:
-    if connection.get_execution_options().get(WRITES, False):
-        _begin_writing(connection, patience_ms=patience_ms)
-    else:
-        connection.exec_driver_sql("BEGIN")
-
-
-def _begin_writing(connection: Connection, *, patience_ms: int) -> None:
-    """Take SQLite's one write lock; the caller bounds the wait. Everything else waits as SQLite does.
-
-    IMMEDIATE: a read that turns into a write could otherwise fail with SQLITE_BUSY half-way. SQLite itself would look
-    ever less often, every 100 ms in the end, and a busy writer leaves gaps of a few: a taint lost against it again and
-    again and waited for a second. Looking every few milliseconds takes the first gap.
-    Source: sqliteDefaultBusyCallback in SQLite's main.c.
-    """
-    connection.exec_driver_sql("PRAGMA busy_timeout=0")
-    try:
-        while not _has_begun(connection):
-            await_only(asyncio.sleep(WRITE_LOCK_LOOK_S))
-    finally:
-        connection.exec_driver_sql(f"PRAGMA busy_timeout={patience_ms}")
-
-
-def _has_begun(connection: Connection) -> bool:
-    try:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-    except OperationalError as error:
-        # The low byte tells the kind; SQLITE_BUSY_RECOVERY and the like are as passing.
-        if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
-            return False
-        raise
-    return True
+def _sqlite_begin(connection: SyncConnection) -> None:
+    writes = connection.get_execution_options().get(WRITES, False)
+    connection.exec_driver_sql(BEGIN_WRITING if writes else BEGIN_READING)

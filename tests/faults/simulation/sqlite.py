@@ -1,6 +1,6 @@
-"""Real SQLite under the real SQLAlchemy, without aiosqlite's thread: statements run in line, at points of the seed.
+"""Real SQLite under the real SQLAlchemy, without the driver's thread: statements run in line, at points of the seed.
 
-What replaces the thread is only the hand-over. Files, WAL, locks and transactions are SQLite's own; a lock that another
+What is replaced is only the hand-over. Files, WAL, locks and transactions are SQLite's own; a lock that another
 connection holds is waited for as SQLite's busy handler does it, in virtual time.
 """
 
@@ -11,14 +11,15 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
-from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from dats_common.adapters.sql import sqlite_driver
 from dats_common.adapters.sql.connecting import build_sqlite_engine
 from dats_common.adapters.sql.ledger import open_ledger
 
@@ -39,88 +40,23 @@ class Host(Protocol):
         """Where a commit has happened and nobody was told."""
 
 
-class _Inline:
-    """In place of the queue to aiosqlite's thread, which SQLAlchemy puts attribute changes into."""
-
-    def put_nowait(self, job: tuple[asyncio.Future[Any], Callable[[], Any]]) -> None:
-        future, function = job
-        future.set_result(function())
-
-
-class Cursor:
-    """The part of `aiosqlite.Cursor` that SQLAlchemy uses."""
-
-    arraysize = 1
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._raw = connection.raw.cursor()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    @property
-    def description(self) -> Any:
-        return self._raw.description
-
-    @property
-    def rowcount(self) -> int:
-        return self._raw.rowcount
-
-    @property
-    def lastrowid(self) -> int | None:
-        return self._raw.lastrowid
-
-    async def execute(self, statement: str, parameters: Any = ()) -> Self:
-        await self._connection.run(statement, lambda: self._raw.execute(statement, parameters))
-        return self
-
-    async def executemany(self, statement: str, parameters: Any) -> Self:
-        await self._connection.run(statement, lambda: self._raw.executemany(statement, parameters))
-        return self
-
-    async def fetchall(self) -> list[Any]:
-        return self._raw.fetchall()
-
-    async def close(self) -> None:
-        self._raw.close()
-
-
-class Connection:
-    """The part of `aiosqlite.Connection` that SQLAlchemy uses."""
+class Connection(sqlite_driver.Connection):
+    """The production driver's connection, with a point of the seed where it would have handed over or waited."""
 
     def __init__(self, host: Host) -> None:
-        self.raw = sqlite3.connect(host.database, timeout=0.0, check_same_thread=False)
+        raw = sqlite3.connect(host.database, timeout=0.0, isolation_level=None, check_same_thread=False)
+        super().__init__(raw, ThreadPoolExecutor(max_workers=1), busy_timeout_s=0.0)
         self._host = host
-        self._tx = _Inline()
         host.connections.append(self)
 
-    @property
-    def _conn(self) -> sqlite3.Connection:
-        return self.raw
-
-    @property
-    def _connection(self) -> sqlite3.Connection:
-        return self.raw
-
-    @property
-    def isolation_level(self) -> str | None:
-        return self.raw.isolation_level
-
-    def cursor(self) -> Cursor:
-        return Cursor(self)
-
-    async def create_function(self, *args: Any, **kwargs: Any) -> None:
-        self.raw.create_function(*args, **kwargs)
-
-    async def run(self, statement: str, execute: Callable[[], Any]) -> None:
+    async def run(self, statement: str, call: Callable[[], Any]) -> None:
         """Execute once the lock that it needs is free. Raises: sqlite3.OperationalError: not within the timeout."""
         await self._host.pause(statement)
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + TIMEOUT_S
         while True:
             try:
-                execute()
+                call()
             except sqlite3.OperationalError as error:
                 if "locked" not in str(error) or loop.time() >= give_up_at:
                     raise
@@ -152,11 +88,9 @@ class EngineSlot:
 
     def __init__(self) -> None:
         self.host: Host | None = None
-        self.engine: AsyncEngine = build_sqlite_engine(
-            make_url("sqlite:///simulated"), pool_size=8, timeout_s=TIMEOUT_S, connect=self._connect
-        )
+        self.engine: AsyncEngine = build_sqlite_engine(self._connect, pool_size=8)
 
-    async def _connect(self, *_: Any, **__: Any) -> Any:
+    async def _connect(self) -> Connection:
         if self.host is None:
             raise sqlite3.OperationalError("no active connection")
         return Connection(self.host)
