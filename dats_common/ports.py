@@ -335,8 +335,14 @@ class Ledger(Protocol):
     async def forget(self, keys: Sequence[ArtifactKey] | None = None) -> None:
         """Drop chunk rows of generations that are neither live nor pending; of all artifacts without `keys`."""
 
-    async def beat(self, heartbeat: Heartbeat) -> None:
-        """Record the writer's state."""
+    async def beat(self, heartbeat: Heartbeat, *, epoch: int | None = None) -> None:
+        """Record the writer's state.
+
+        Args:
+            epoch: under which it believes to be active; None: it does not.
+
+        Raises: Fenced: the epoch is over, and nothing was recorded.
+        """
 
     # -- readers
     async def now(self) -> int:

@@ -20,8 +20,13 @@ class Leadership:
         self._taking = asyncio.Lock()
 
     @property
+    def held(self) -> int | None:
+        """The epoch under which this process believes to be the writer; only the ledger knows."""
+        return self._epoch
+
+    @property
     def is_active(self) -> bool:
-        """Whether this process believes to be the writer; only the ledger knows."""
+        """Whether this process believes to be the writer."""
         return self._epoch is not None
 
     async def epoch(self) -> int:
@@ -31,6 +36,11 @@ class Leadership:
                 self._epoch = await self._ledger.activate(self._writer_id)
             return self._epoch
 
-    def lost(self) -> None:
-        """Another writer has taken over; the next delivery decides whether we try again."""
-        self._epoch = None
+    def lost(self, epoch: int) -> None:
+        """Another writer has taken over; the next delivery decides whether we try again.
+
+        Args:
+            epoch: the one that is over; a newer one, which another batch may have taken meanwhile, stays.
+        """
+        if self._epoch == epoch:
+            self._epoch = None

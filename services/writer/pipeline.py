@@ -70,10 +70,11 @@ class EmbeddingPipeline:
     async def _turn(self, events: Sequence[Validated]) -> dict[ArtifactKey, Outcome]:
         done: dict[ArtifactKey, Outcome] = {}
         for _ in range(_RECLAIMS):
+            epoch = await self._leadership.epoch()
             try:
-                outcomes = await self._attempt(events)
+                outcomes = await self._attempt(events, epoch=epoch)
             except Fenced:
-                self._leadership.lost()
+                self._leadership.lost(epoch)
                 raise
             done |= {outcome.event.key: outcome for outcome in outcomes}
             events = [outcome.event for outcome in outcomes if outcome.verdict is FlipVerdict.RECLAIMED]
@@ -82,9 +83,8 @@ class EmbeddingPipeline:
         error = Unavailable(f"reclaimed {_RECLAIMS} times by another writer")
         return done | {event.key: Outcome(event, error=error) for event in events}
 
-    async def _attempt(self, events: Sequence[Validated]) -> list[Outcome]:
+    async def _attempt(self, events: Sequence[Validated], *, epoch: int) -> list[Outcome]:
         await self._abandon_failed()
-        epoch = await self._leadership.epoch()
         admissions = await self._ledger.admit(events, epoch=epoch)  # V1
         jobs = {item.generation.number: item for item in admissions if item.generation is not None}
         try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dats_common.contracts.topology import COMMANDS_QUEUE, VALIDATED_QUEUE
-from dats_common.errors import Unavailable
+from dats_common.errors import Fenced, Unavailable
 from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
 from dats_common.ports import Bus, Encoder, Heartbeat, Index, Ledger
@@ -69,8 +69,13 @@ class Writer:
     async def beat(self) -> None:
         """Tell the ledger how we are, until cancelled."""
         while True:
+            epoch = self.leadership.held
             try:
-                await self._beat_once("active" if self.leadership.is_active else "standby")
+                await self._beat_once("standby" if epoch is None else "active", epoch=epoch)
+            except Fenced:
+                if epoch is not None:
+                    self.leadership.lost(epoch)
+                continue  # as a standby, at once: whoever looks for the active writer must not find two
             except Unavailable as error:
                 log("writer").warning("heartbeat_missed", detail=str(error))
             await asyncio.sleep(BEAT_INTERVAL_S)
@@ -82,7 +87,7 @@ class Writer:
         except Unavailable as error:
             log("writer").warning("heartbeat_missed", detail=str(error))
 
-    async def _beat_once(self, state: Literal["active", "standby", "draining"]) -> None:
+    async def _beat_once(self, state: Literal["active", "standby", "draining"], *, epoch: int | None = None) -> None:
         pending = await self._waiting()
         self.metrics.queue_size.set(pending)
         self.metrics.writer_active.set(self.leadership.is_active)
@@ -94,7 +99,8 @@ class Writer:
                 processing=self.consumer.processing,
                 model=self.encoder.model,
                 backend=self.encoder.backend,
-            )
+            ),
+            epoch=epoch,
         )
 
     async def _waiting(self) -> int:

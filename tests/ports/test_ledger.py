@@ -861,6 +861,18 @@ async def test_the_newest_heartbeat_of_an_active_writer_is_shown_with_its_age(ti
     assert await timed.heartbeat() == replace(active, age_s=5.0)
 
 
+async def test_a_writer_whose_epoch_is_over_cannot_say_that_it_is_active(ledger: Ledger) -> None:
+    old, new = await ledger.activate("w1"), await ledger.activate("w2")
+    beat = Heartbeat("w1", "active", pending=0, processing=0, model="m", backend="b")
+    with pytest.raises(Fenced):
+        await ledger.beat(beat, epoch=old)
+    assert await ledger.heartbeat() is None
+    await ledger.beat(replace(beat, writer_id="w2"), epoch=new)
+    shown = await ledger.heartbeat()
+    assert shown is not None
+    assert shown.writer_id == "w2"
+
+
 async def test_counts_tell_what_is_there(ledger: Ledger) -> None:
     assert await ledger.counts() == LedgerCounts(0, 0, 0, 0, 0, 0.0)
     writer = await Writer.of(ledger)

@@ -57,9 +57,8 @@ async def test_a_killed_writer_hides_neither_its_absence_nor_its_successor(tmp_p
             assert (await state(client))[0] == "degraded"
 
 
-async def test_a_writer_is_heard_while_the_broker_is_away(rig: Rig) -> None:
-    leadership = Leadership(rig.ledger, "writer")
-    writer = Writer(
+def writer_of(rig: Rig, leadership: Leadership) -> Writer:
+    return Writer(
         writer_id="writer",
         consumer=rig.consumer(leadership),
         leadership=leadership,
@@ -73,6 +72,27 @@ async def test_a_writer_is_heard_while_the_broker_is_away(rig: Rig) -> None:
         progress=Progress(),
         sweep_interval_s=60.0,
     )
+
+
+async def test_a_writer_that_was_displaced_while_it_hung_says_so_at_its_next_beat(rig: Rig) -> None:
+    leadership = Leadership(rig.ledger, "writer")
+    await leadership.epoch()
+    await rig.ledger.activate("another")
+    beating = asyncio.create_task(writer_of(rig, leadership).beat(), name="beat")
+
+    async def heard() -> bool:
+        return await rig.ledger.heartbeat() is not None
+
+    await eventually(heard)
+    beating.cancel()
+    shown = await rig.ledger.heartbeat()
+    assert shown is not None
+    assert shown.state == "standby"
+    assert not leadership.is_active
+
+
+async def test_a_writer_is_heard_while_the_broker_is_away(rig: Rig) -> None:
+    writer = writer_of(rig, Leadership(rig.ledger, "writer"))
     rig.bus.switch.away = True
     beating = asyncio.create_task(writer.beat(), name="beat")
     async with rig.replica() as client:

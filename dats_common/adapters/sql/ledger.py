@@ -30,6 +30,7 @@ from dats_common.adapters.sql.writing import (
     abandon_generations,
     admit_events,
     flip_generations,
+    require_epoch,
     take_over,
     write_chunk_rows,
 )
@@ -202,8 +203,10 @@ class SqlLedger:
             before = await self._database.now(connection) - round(SENT_EVENTS_KEPT_S * 1e6)
             await connection.execute(delete(outbox).where(outbox.c.sent_at < before))
 
-    async def beat(self, heartbeat: Heartbeat) -> None:
+    async def beat(self, heartbeat: Heartbeat, *, epoch: int | None = None) -> None:
         async with self._database.writing() as connection:
+            if epoch is not None:
+                await require_epoch(connection, epoch)
             values = {
                 "state": heartbeat.state,
                 "pending": heartbeat.pending,

@@ -52,7 +52,8 @@ async def take_over(database: Database) -> int:
         return epoch
 
 
-async def _require_epoch(connection: AsyncConnection, epoch: int) -> None:
+async def require_epoch(connection: AsyncConnection, epoch: int) -> None:
+    """Hold the epoch until the end of the transaction. Raises: Fenced: it is over."""
     current = await connection.execute(
         select(writer_epoch.c.epoch).where(writer_epoch.c.id == 1).with_for_update(read=True)
     )
@@ -66,7 +67,7 @@ async def admit_events(database: Database, events: Sequence[Validated], *, epoch
     if len(set(keys)) != len(keys):
         raise ValueError("one call may hold one event of an artifact: their order matters")
     async with database.writing() as connection:
-        await _require_epoch(connection, epoch)
+        await require_epoch(connection, epoch)
         await wait_for_wildcards(connection, [event.key.artifact_id for event in events])
         states = await lock_states(connection, keys)
         known = await _known_receipts(connection, events)
@@ -297,7 +298,7 @@ async def flip_generations(database: Database, admissions: Sequence[Admission], 
     if len({item.event.key for item in admissions}) != len(admissions):
         raise ValueError("one call may flip one generation of an artifact: their order matters")
     async with database.writing() as connection:
-        await _require_epoch(connection, epoch)
+        await require_epoch(connection, epoch)
         states = await lock_states(connection, [item.event.key for item in admissions])
         taken = await connection.execute(
             delete(pending).where(pending.c.generation.in_(generations)).returning(pending.c.generation)
