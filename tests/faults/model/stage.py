@@ -144,15 +144,20 @@ class IndexAt:
 
 
 class BusAt:
-    """A process's bus: the broker has taken an event before its publisher hears of it."""
+    """A process's bus: the broker has taken an event before its publisher hears of it.
+
+    One publish at a time, as in the model's steps. That publishes overlap is the simulation's to play.
+    """
 
     def __init__(self, inner: MemoryBus, gates: Gates, who: str) -> None:
         self._inner, self._gates, self._who = inner, gates, who
+        self._turn = asyncio.Lock()
 
     async def publish(self, routing_key: str, body: Mapping[str, Any], *, event_id: str) -> None:
-        await self._gates.enter(self._who, "publish")
-        await self._inner.publish(routing_key, body, event_id=event_id)
-        await self._gates.enter(self._who, "confirm")
+        async with self._turn:
+            await self._gates.enter(self._who, "publish")
+            await self._inner.publish(routing_key, body, event_id=event_id)
+            await self._gates.enter(self._who, "confirm")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
