@@ -710,6 +710,23 @@ async def test_what_the_broker_refused_stays_and_goes_out_later_in_order(ledger:
     assert [data["artifact_ids"] for data in inbox.data("embedding.invalidated")] == [["a0"], ["a1"], ["a2"]]
 
 
+async def test_a_relay_waits_for_all_its_confirms_at_once(ledger: Ledger) -> None:
+    for number in range(3):
+        await ledger.taint(tainted(f"a{number}", at_s=1), skew_s=0)
+    inbox, begun, confirmed = Inbox(), 0, asyncio.Event()
+
+    async def slow(routing_key, body, *, event_id) -> None:
+        nonlocal begun
+        begun += 1
+        if begun == 3:
+            confirmed.set()
+        await asyncio.wait_for(confirmed.wait(), 5)
+        await inbox(routing_key, body, event_id=event_id)
+
+    assert await ledger.relay(slow, limit=10) == 3
+    assert [data["artifact_ids"] for data in inbox.data("embedding.invalidated")] == [["a0"], ["a1"], ["a2"]]
+
+
 async def test_a_relay_cut_off_while_it_publishes_gives_back_what_it_held(ledger: Ledger) -> None:
     await ledger.taint(tainted("a", at_s=1), skew_s=0)
     started = asyncio.Event()
