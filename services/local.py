@@ -20,6 +20,7 @@ import httpx
 from dats_common.embedded.qdrant_edge import EngineProcess, open_engine_process
 from dats_common.errors import ConfigurationError, Unavailable
 from dats_common.settings import CONFIG_VARIABLE, Settings
+from dats_common.settings.catalog import catalog
 from dats_common.telemetry.logs import log
 from services.backends import engine_dir
 from services.lifeline import WITH_PARENT
@@ -46,6 +47,7 @@ class Fleet:
 async def open_fleet(
     settings: Settings,
     *,
+    environ: Mapping[str, str] = os.environ,
     config_file: Path | None = None,
     start_timeout_s: float = 90.0,
     log_file: Path | None = None,
@@ -53,6 +55,8 @@ async def open_fleet(
     """Start everything that is not set to be elsewhere, and wait until it is healthy.
 
     Args:
+        environ: what the settings were read from. The services read it too, and no variable of a setting besides: what
+            is exported for a production fleet must not reach a demonstration's writer.
         config_file: what the settings were read from, if another than the environment says: the services read it too.
         log_file: where the services' logs go; by default to this process's stderr.
 
@@ -63,7 +67,7 @@ async def open_fleet(
     _require_free_port(settings)
     async with AsyncExitStack() as stack:
         metrics_port = settings.telemetry.writer_metrics_port or _free_port_after(settings.server.port)
-        environment = _environment(settings, config_file, metrics_port=metrics_port)
+        environment = _environment(settings, environ, config_file, metrics_port=metrics_port)
         if settings.qdrant.is_embedded:
             started: asyncio.Future[EngineProcess] = asyncio.get_running_loop().create_future()
             engine_task = asyncio.create_task(_keep_engine(engine_dir(settings), started), name="engine")
@@ -82,10 +86,14 @@ async def open_fleet(
         yield Fleet(base_url, f"http://{here}:{metrics_port}/metrics", failed)
 
 
-def _environment(settings: Settings, config_file: Path | None, *, metrics_port: int) -> dict[str, str]:
+def _environment(
+    settings: Settings, environ: Mapping[str, str], config_file: Path | None, *, metrics_port: int
+) -> dict[str, str]:
     """What the services read: ours, with what this process was told otherwise."""
+    names = {CONFIG_VARIABLE, *(setting.env for setting in catalog() if setting.env)}
     return {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name not in names},
+        **{name: value for name, value in environ.items() if name in names},
         **({CONFIG_VARIABLE: str(config_file.absolute())} if config_file else {}),
         "DATS_DATA_DIR": str(settings.data_dir),
         "PORT": str(settings.server.port),

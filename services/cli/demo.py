@@ -13,7 +13,7 @@ import sysconfig
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,7 +122,7 @@ async def run_demo(*, voice: Voice, everything: bool) -> bool:
         )
         started = time.perf_counter()
         async with (
-            _fleet(settings, Path(scratch) / "fleet.log", voice) as fleet,
+            _fleet(settings, environment, Path(scratch) / "fleet.log", voice) as fleet,
             open_bus(settings, name="demo") as bus,
         ):
             voice.say(f"Up after {time.perf_counter() - started:.1f} s: {fleet.base_url}\n")
@@ -154,10 +154,12 @@ async def run_demo(*, voice: Voice, everything: bool) -> bool:
 
 
 @asynccontextmanager
-async def _fleet(settings: Settings, log_file: Path, voice: Voice) -> AsyncIterator[Fleet]:
+async def _fleet(
+    settings: Settings, environment: Mapping[str, str], log_file: Path, voice: Voice
+) -> AsyncIterator[Fleet]:
     """The fleet, its logs kept out of sight unless something goes wrong."""
     try:
-        async with open_fleet(settings, log_file=log_file) as fleet:
+        async with open_fleet(settings, environ=environment, log_file=log_file) as fleet:
             yield fleet
     except Exception:
         voice.note("The fleet's log ends:\n" + _tail(log_file))
