@@ -20,7 +20,7 @@ from dats_common.maintenance.sweep import Sweeper
 from dats_common.ports import Bus, Delivery, Ledger, Subscription
 from services.writer.handlers import EventHandlers, Handled
 from services.writer.leadership import Leadership
-from services.writer.progress import Progress
+from services.writer.progress import Progress, waiting
 
 
 class Observer(Protocol):
@@ -271,8 +271,12 @@ class Consumer:
             await subscription.give_back(item.delivery)
 
     async def _relay_quietly(self) -> None:
-        """The outbox keeps what the broker does not take now; the periodic relay tries again."""
+        """The outbox keeps what the broker does not take now; the periodic relay tries again.
+
+        It may take long: others' events go first, and each publish and transaction has a timeout of its own.
+        """
         try:
-            await self._relay.drain()
+            with waiting():
+                await self._relay.drain()
         except Unavailable:
             return

@@ -22,7 +22,7 @@ _SHORTEST_LOOK_S = 0.05
 
 @dataclass(eq=False, slots=True)
 class Work:
-    """A batch in hand: when it last moved on, and whether it waits for another batch, which is watched instead."""
+    """A batch in hand: when it last moved on, and whether it waits for something else, which is watched instead."""
 
     moved_at: float = field(default_factory=time.monotonic)
     waits: bool = False
@@ -37,7 +37,7 @@ _in_hand: ContextVar[Work | None] = ContextVar("the batch that this task handles
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Around waiting for another batch: to wait in line is no hang."""
+    """Around waiting for what bounds its own time, such as another batch: to wait in line is no hang."""
     work = _in_hand.get()
     if work is None:
         yield

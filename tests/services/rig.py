@@ -150,6 +150,7 @@ class Bus(MemoryBus):
     def __init__(self) -> None:
         super().__init__()
         self.switch = Switch()
+        self.confirming = Switch()
 
     def _check(self) -> None:
         if self.switch.away:
@@ -157,6 +158,7 @@ class Bus(MemoryBus):
 
     async def publish(self, routing_key: str, body: Mapping[str, Any], *, event_id: str) -> None:
         self._check()
+        await self.confirming.passed()
         await super().publish(routing_key, body, event_id=event_id)
 
     async def command(self, body: Mapping[str, Any], *, event_id: str) -> None:

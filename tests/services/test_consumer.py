@@ -223,6 +223,18 @@ async def test_a_whole_batch_in_an_outage_waits_once_and_is_not_taken_for_a_hang
     assert longest_s < 4.0
 
 
+async def test_a_batch_whose_events_wait_for_the_broker_is_not_taken_for_a_hang(rig: Rig) -> None:
+    rig.bus.confirming.hold()
+    rig.validated("a", text("a"))
+    progress = Progress()
+    async with rig.writer(progress=progress):
+        await asyncio.wait_for(rig.bus.confirming.reached.wait(), 5)
+        assert len(rig.bus.queue(VALIDATED_QUEUE)) == 1, "the batch is in hand"
+        assert progress.silent_s == 0.0
+        rig.bus.confirming.open.set()
+        await rig.all_live("a")
+
+
 async def test_a_poisonous_document_fails_alone(rig: Rig) -> None:
     good = [f"good{number}" for number in range(5)]
     for artifact in good[:3]:
