@@ -106,8 +106,8 @@ class Connection:
 
     def stop(self) -> None:
         """Close without waiting, for a connection that nobody holds any more."""
-        self.raw.interrupt()
-        with suppress(RuntimeError):  # closed before
+        with suppress(sqlite3.ProgrammingError, RuntimeError):  # closed before
+            self.raw.interrupt()
             self._thread.submit(self.raw.close)
         self._thread.shutdown(wait=False)
 
