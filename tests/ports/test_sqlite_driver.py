@@ -104,6 +104,7 @@ async def test_closing_ends_the_thread_also_where_nobody_waits(tmp_path: Path) -
     started = ours() - before
     assert len(started) == 2
     await closed.close()
+    await closed.close()
     closed.stop()
     stopped.stop()
     stopped.stop()

@@ -101,15 +101,22 @@ class Connection:
 
     async def close(self) -> None:
         """The last one to close the file writes its log back, which takes its time."""
-        await self._in_thread(self.raw.close)
-        self._thread.shutdown(wait=False)
+        try:
+            with suppress(RuntimeError):  # closed before: the thread takes nothing more
+                await self._in_thread(self.raw.close)
+        finally:
+            self._thread.shutdown(wait=False)
 
     def stop(self) -> None:
         """Close without waiting, for a connection that nobody holds any more."""
-        with suppress(sqlite3.ProgrammingError, RuntimeError):  # closed before
-            self.raw.interrupt()
+        self._interrupt()
+        with suppress(RuntimeError):
             self._thread.submit(self.raw.close)
         self._thread.shutdown(wait=False)
+
+    def _interrupt(self) -> None:
+        with suppress(sqlite3.ProgrammingError):  # closed: nothing runs
+            self.raw.interrupt()
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
         running = asyncio.get_running_loop().run_in_executor(self._thread, call)
@@ -117,7 +124,7 @@ class Connection:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
             # Whoever leaves a long statement ends it: the connection is not free before. A commit cannot be ended.
-            self.raw.interrupt()
+            self._interrupt()
             await asyncio.wait([running])
             running.exception()  # marked as seen
             raise
