@@ -33,7 +33,7 @@ def main() -> int:
     """Run, print, write. Exit status 1 where a promise was broken; a missed target is a finding, not a failure."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(BENCHMARKS)}; none: all")
-    parser.add_argument("--quick", action="store_true", help="smaller samples: under 3 minutes on 2 idle cores")
+    parser.add_argument("--quick", action="store_true", help="smaller samples: 4 minutes on 2 idle cores")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the run to FILE as well")
     wanted = parser.parse_args()
     if unknown := set(wanted.names) - set(BENCHMARKS):
