@@ -1,4 +1,4 @@
-"""From a URL to an engine: drivers, bounds, pragmas."""
+"""From a URL to an engine: drivers and bounds."""
 
 from __future__ import annotations
 
