@@ -470,10 +470,12 @@ class Delivery:
         attempt: 1 for the first try; raised by each `retry`, not by a crash.
         timestamp: the AMQP timestamp in microseconds, if the publisher set one.
         redelivered: the broker has handed it out before.
+        received_s: the loop's time when this process was handed it.
     """
 
     body: bytes
     event_type: str
+    received_s: float
     message_id: str | None = None
     attempt: int = 1
     timestamp: int | None = None

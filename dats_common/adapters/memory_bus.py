@@ -170,6 +170,7 @@ class MemorySubscription:
         return Delivery(
             body=message.body,
             event_type=message.event_type,
+            received_s=asyncio.get_running_loop().time(),
             message_id=message.message_id,
             attempt=message.attempt,
             timestamp=message.timestamp,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
@@ -53,7 +54,8 @@ class EventHandlers:
                 handled.append(Handled(delivery, error=error))
             else:
                 readable.append((delivery, event))
-        outcomes = await self._pipeline.run([event for _, event in readable])
+        received_s = min((delivery.received_s for delivery in deliveries), default=math.inf)
+        outcomes = await self._pipeline.run([event for _, event in readable], received_s=received_s)
         return handled + [
             Handled(delivery, outcome, outcome.error) for (delivery, _), outcome in zip(readable, outcomes, strict=True)
         ]

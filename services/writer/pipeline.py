@@ -46,8 +46,11 @@ class EmbeddingPipeline:
         self._claims = _Claims()
         self._failed: set[int] = set()
 
-    async def run(self, events: Sequence[Validated]) -> list[Outcome]:
+    async def run(self, events: Sequence[Validated], *, received_s: float) -> list[Outcome]:
         """Handle a batch; outcomes in the order of `events`, each on its own.
+
+        Args:
+            received_s: the loop's time when the first of them was handed to this process.
 
         Raises: Fenced; LedgerUnavailable: nothing of the batch may be acknowledged.
         """
@@ -62,15 +65,15 @@ class EmbeddingPipeline:
                 else:
                     turn[event.key] = (position, event)
             async with self._claims.hold(frozenset(turn)):
-                done = await self._turn([event for _, event in turn.values()])
+                done = await self._turn([event for _, event in turn.values()], received_s=received_s)
             outcomes |= {position: done[key] for key, (position, _) in turn.items()}
             waiting = later
         return [outcomes[position] for position in range(len(events))]
 
-    async def _turn(self, events: Sequence[Validated]) -> dict[ArtifactKey, Outcome]:
+    async def _turn(self, events: Sequence[Validated], *, received_s: float) -> dict[ArtifactKey, Outcome]:
         done: dict[ArtifactKey, Outcome] = {}
         for _ in range(_RECLAIMS):
-            epoch = await self._leadership.epoch()
+            epoch = await self._leadership.epoch(received_s=received_s)
             try:
                 outcomes = await self._attempt(events, epoch=epoch)
             except Fenced:

@@ -485,13 +485,40 @@ async def test_a_fenced_writer_gives_back_and_activates_again(rig: Rig) -> None:
         rig.encoder.documents.hold()
         rig.validated("fenced", text("fenced"))
         await asyncio.wait_for(rig.encoder.documents.reached.wait(), 5)
-        first = await leadership.epoch()
+        first = leadership.held
+        assert first is not None
         assert await rig.ledger.activate("another") == first + 1
         rig.encoder.documents.open.set()
         await rig.all_live("before", "fenced")
-        assert await leadership.epoch() == first + 2
+        assert leadership.held == first + 2
         await rig.settled()
     assert rig.bus.queue(DEAD_LETTERS_QUEUE) == []
+
+
+async def test_what_a_lost_connection_left_behind_does_not_take_the_epoch_from_another_writer(rig: Rig) -> None:
+    """The writer hung, and the broker serves another one now: what is still in hand here must not activate again."""
+    for number in (1, 2):  # of one artifact: the second waits behind the first, before it asks for the epoch
+        rig.validated("a", text(f"a, version {number}"), time=moment(number))
+    rig.encoder.documents.hold()
+    async with AsyncExitStack() as hung:
+        leadership = await hung.enter_async_context(rig.writer("hung", batch_size=1))
+        waiting = rig.bus.queue(VALIDATED_QUEUE)
+
+        async def busy() -> bool:
+            return leadership.is_active and all(message.holder for message in waiting)
+
+        await eventually(busy)
+        async with rig.bus.subscribe(VALIDATED_QUEUE, prefetch=1):
+            for connection in {id(message.holder): message.holder for message in waiting}.values():
+                assert connection is not None
+                connection.disconnect()
+            epoch = await rig.ledger.activate("another")
+            await hung.aclose()
+            assert not leadership.is_active
+            (admission,) = await rig.ledger.admit(
+                [Validated(key("b"), text("b"), SourceMetadata(project_id="p"), EventTime(), "e")], epoch=epoch
+            )
+            assert admission.generation is not None
 
 
 async def test_a_generation_reclaimed_by_another_writer_is_never_acknowledged_unwritten(rig: Rig) -> None:

@@ -76,7 +76,7 @@ def writer_of(rig: Rig, leadership: Leadership) -> Writer:
 
 async def test_a_writer_that_was_displaced_while_it_hung_says_so_at_its_next_beat(rig: Rig) -> None:
     leadership = Leadership(rig.ledger, "writer")
-    await leadership.epoch()
+    await leadership.epoch(received_s=asyncio.get_running_loop().time())
     await rig.ledger.activate("another")
     beating = asyncio.create_task(writer_of(rig, leadership).beat(), name="beat")
 

@@ -71,7 +71,9 @@ class RabbitDeadLetters:
         letter = dead_letter_of(message)
         if not letter.death.is_replayable:
             return False
-        delivery = replace(delivery_of(message), event_type=letter.death.event_type)
+        delivery = replace(
+            delivery_of(message, received_s=asyncio.get_running_loop().time()), event_type=letter.death.event_type
+        )
         again = copied_message(delivery, replayed_headers(message.headers))
         await self._publisher.publish(DEFAULT_EXCHANGE, letter.death.source_queue, again)
         return True

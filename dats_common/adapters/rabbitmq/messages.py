@@ -47,12 +47,13 @@ def copied_message(delivery: Delivery, headers: Mapping[str, Any]) -> Message:
     )
 
 
-def delivery_of(message: AbstractIncomingMessage) -> Delivery:
+def delivery_of(message: AbstractIncomingMessage, *, received_s: float) -> Delivery:
     """The port's view of a message."""
     attempt = message.headers.get(ATTEMPT_HEADER)
     return Delivery(
         body=message.body,
         event_type=message.type or message.routing_key or "",
+        received_s=received_s,
         message_id=message.message_id,
         attempt=attempt if isinstance(attempt, int) and attempt > 0 else 1,
         timestamp=None if message.timestamp is None else int(message.timestamp.timestamp()) * 1_000_000,

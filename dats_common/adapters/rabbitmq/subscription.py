@@ -45,7 +45,7 @@ class RabbitSubscription:
         self._prefetch = prefetch
         self._timeout_s = timeout_s
         self._report = report
-        self._buffer: deque[AbstractIncomingMessage] = deque()  # bounded by the broker: prefetch
+        self._buffer: deque[Delivery] = deque()  # bounded by the broker: prefetch
         self._changed = asyncio.Event()
         self._consuming = asyncio.Event()
         self._stopped = False
@@ -116,7 +116,7 @@ class RabbitSubscription:
         if self._stopped:
             await self._settled(message.nack(requeue=True))
             return
-        self._buffer.append(message)
+        self._buffer.append(delivery_of(message, received_s=asyncio.get_running_loop().time()))
         self._changed.set()
 
     # -- the port
@@ -129,7 +129,7 @@ class RabbitSubscription:
             if self._failure is not None:
                 raise self._failure
             taken = [self._buffer.popleft() for _ in range(min(max_items, len(self._buffer)))]
-            live = [delivery_of(message) for message in taken if is_live(message)]
+            live = [delivery for delivery in taken if is_live(delivery.handle)]
             if live or self._stopped:
                 return live
 
@@ -171,7 +171,7 @@ class RabbitSubscription:
         if self._cancel_consumer is not None:
             await self._settled(self._cancel_consumer())
         while self._buffer:
-            await self._settled(self._buffer.popleft().nack(requeue=True))
+            await self._settled(self._buffer.popleft().handle.nack(requeue=True))
 
     async def _filled(self, wanted: int, *, timeout_s: float | None) -> None:
         """Wait until `wanted` messages are buffered, or the time is up, or there will be none."""

@@ -186,7 +186,7 @@ class QueueFile:
         )
         return Waiting(int(count.fetchone()[0]), due.fetchone()[0])
 
-    def claim(self, consumer: str, queue: str, *, limit: int) -> list[Delivery]:
+    def claim(self, consumer: str, queue: str, *, limit: int, received_s: float) -> list[Delivery]:
         if not self._is_served(consumer, queue):
             return []
         rows = self._db.execute(
@@ -194,7 +194,7 @@ class QueueFile:
             {**_now(), "queue": queue, "limit": limit},
         ).fetchall()
         self._db.executemany("UPDATE message SET claimed_by = ? WHERE id = ?", [(consumer, row["id"]) for row in rows])
-        return [_delivery(row, consumer) for row in rows]
+        return [_delivery(row, consumer, received_s=received_s) for row in rows]
 
     def delete(self, claim: Claim) -> None:
         self._db.execute("DELETE FROM message WHERE id = ? AND claimed_by = ?", (claim.message, claim.consumer))
@@ -292,10 +292,11 @@ def _now() -> dict[str, float]:
     return {"now": time.time(), "lease": LEASE_S, "watch_lease": WATCH_LEASE_S}
 
 
-def _delivery(row: sqlite3.Row, consumer: str) -> Delivery:
+def _delivery(row: sqlite3.Row, consumer: str, *, received_s: float) -> Delivery:
     return Delivery(
         body=row["body"],
         event_type=row["event_type"],
+        received_s=received_s,
         message_id=row["message_id"],
         attempt=row["attempt"],
         timestamp=row["timestamp"],

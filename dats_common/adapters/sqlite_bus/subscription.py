@@ -185,9 +185,10 @@ class SqliteSubscription:
 
     async def _claim(self, max_items: int) -> list[Delivery]:
         room = min(max_items, self._prefetch - len(self._in_hand))
-        consumer = self._consumer
+        consumer, now = self._consumer, asyncio.get_running_loop().time()
         claiming = asyncio.create_task(
-            self._worker.lease(lambda file: file.claim(consumer, self._queue, limit=room)), name="sqlite-bus claim"
+            self._worker.lease(lambda file: file.claim(consumer, self._queue, limit=room, received_s=now)),
+            name="sqlite-bus claim",
         )
         try:
             deliveries = await asyncio.shield(claiming)

@@ -360,4 +360,5 @@ def taint_name(number: int) -> str:
 def delivery(name: str, holder: str, body: Mapping[str, Any], event_type: str) -> Delivery:
     """A message as the broker hands it out."""
     identity = name if event_type == ARTIFACT_TAINTED else None
-    return Delivery(json.dumps(body).encode(), event_type, message_id=identity, handle=(name, holder))
+    now = asyncio.get_running_loop().time()
+    return Delivery(json.dumps(body).encode(), event_type, now, message_id=identity, handle=(name, holder))
