@@ -6,13 +6,21 @@ import os
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TypeVar
+from pathlib import Path
+from typing import NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 import pytest
+from facade import small_model
 from servers import PostgresServer, RabbitServer, ServerMissing, open_postgres_server, open_rabbitmq_server
 
 S = TypeVar("S")
+
+
+def _missing(error: ServerMissing) -> NoReturn:
+    if os.environ.get("CI") == "true":
+        pytest.fail(str(error))
+    pytest.skip(str(error))
 
 
 @contextmanager
@@ -20,9 +28,7 @@ def _or_skip(opening: AbstractContextManager[S]) -> Iterator[S]:
     try:
         server = opening.__enter__()
     except ServerMissing as missing:
-        if os.environ.get("CI") == "true":
-            pytest.fail(str(missing))
-        pytest.skip(str(missing))
+        _missing(missing)
     try:
         yield server
     finally:
@@ -41,6 +47,15 @@ def postgres() -> Iterator[PostgresServer]:
     """One database server for the whole run."""
     with _or_skip(open_postgres_server()) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def model_file() -> Path:
+    """The weights of the smallest real model, and llama.cpp to run them."""
+    try:
+        return small_model()
+    except ServerMissing as missing:
+        _missing(missing)
 
 
 @pytest.fixture
