@@ -41,7 +41,9 @@ class SearchMode(str, Enum):  # noqa: UP042  spec 1 declares it so; str() of a S
     HYBRID = "hybrid"
 
 
-class _Request(BaseModel):
+class Request(BaseModel):
+    """What a caller sends; wrong types are refused, not converted."""
+
     # A misspelt key that narrows a search must not silently widen it: unknown keys are refused by name.
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -99,7 +101,7 @@ def _one_is_a_list(value: Any) -> Any:
 _DocTypes = Annotated[list[Label], Field(min_length=1, max_length=MAX_TAGS, description="one of these")]
 
 
-class QueryFilters(_Request):
+class QueryFilters(Request):
     """Narrows a search. `null` for a key means its default."""
 
     verified_only: bool = True
@@ -125,7 +127,7 @@ class QueryFilters(_Request):
         return value
 
 
-class QueryRequest(_Request):
+class QueryRequest(Request):
     """Request for context retrieval."""
 
     query: Annotated[str, Field(min_length=1, max_length=MAX_QUERY_CHARS, description="Natural language query")]
@@ -183,7 +185,7 @@ class EmbedMetadata(ArtifactMetadata):
     artifact_id: ArtifactId
 
 
-class EmbedRequest(_Request):
+class EmbedRequest(Request):
     """Request to index content."""
 
     content: Content
@@ -223,7 +225,7 @@ class InvalidateResponse(Result):
     status: Literal["invalidated"] = "invalidated"
 
 
-class BatchInvalidateRequest(_Request):
+class BatchInvalidateRequest(Request):
     """Request to invalidate several artifacts in one step."""
 
     artifact_ids: Annotated[list[ArtifactId], Field(min_length=1, max_length=MAX_BATCH_IDS)]

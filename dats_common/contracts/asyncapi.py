@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from dats_common.contracts import api, events, topology
+from dats_common.contracts import answers, api, events, topology
 
 DOCS = Path("docs")
 COMMAND = "python -m dats_common.contracts.asyncapi --write"
@@ -31,6 +31,9 @@ API_MODELS: tuple[type[BaseModel], ...] = (
     api.HealthResponse,
     api.ProbeResponse,
     api.Problem,
+    answers.AnswerRequest,
+    answers.AnswerResponse,
+    answers.StoredAnswer,
 )
 
 
@@ -52,6 +55,7 @@ EVENTS = (
     Event(topology.EMBEDDING_INVALIDATED, "send", events.InvalidatedData),
     Event(topology.EMBEDDING_FAILED, "send", events.FailedData),
     Event(topology.EMBEDDING_QUARANTINED, "send", events.QuarantinedData),
+    Event(topology.ANSWER_RECALLED, "send", events.RecalledData),
 )
 
 

@@ -25,6 +25,7 @@ from dats_common.contracts.fields import (
 from dats_common.contracts.metadata import ArtifactMetadata
 from dats_common.contracts.strict_json import parse_object
 from dats_common.contracts.topology import (
+    ANSWER_RECALLED,
     EMBED_COMMAND,
     EMBEDDING_COMPLETED,
     EMBEDDING_FAILED,
@@ -160,6 +161,17 @@ class QuarantinedData(_Published):
     tenant_id: str
     version: int
     reason: str
+
+
+class RecalledData(_Published):
+    """`answer.recalled`: something that this answer stood on was withdrawn; whoever relied on it is to ask again.
+
+    Once for each answer, with what had fallen by then; `GET /answers/{id}` says what has fallen now.
+    """
+
+    answer_id: str
+    artifact_ids: Annotated[list[str], Field(description="those that fell, sorted; it may have stood on others too")]
+    cascade_id: Annotated[str | None, Field(description="of the taint that made them fall, if it is known")]
 
 
 # ----------------------------------------------------------------------------------------------------------- time
@@ -320,6 +332,14 @@ def build_quarantined(*, event_id: str, at: int, key: ArtifactKey, version: int,
     """`embedding.quarantined`."""
     data = QuarantinedData(artifact_id=key.artifact_id, tenant_id=key.tenant_id, version=version, reason=reason)
     return build_event(EMBEDDING_QUARANTINED, data, event_id=event_id, at=at)
+
+
+def build_recalled(
+    *, event_id: str, at: int, answer_id: str, artifact_ids: Sequence[str], cascade_id: str | None
+) -> dict[str, Any]:
+    """`answer.recalled`; write it in the transaction that marks the answer."""
+    data = RecalledData(answer_id=answer_id, artifact_ids=list(artifact_ids), cascade_id=cascade_id)
+    return build_event(ANSWER_RECALLED, data, event_id=event_id, at=at)
 
 
 def build_embed_command(

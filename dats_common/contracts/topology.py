@@ -18,6 +18,7 @@ EMBEDDING_COMPLETED = "embedding.completed"
 EMBEDDING_INVALIDATED = "embedding.invalidated"
 EMBEDDING_FAILED = "embedding.failed"
 EMBEDDING_QUARANTINED = "embedding.quarantined"
+ANSWER_RECALLED = "answer.recalled"
 
 VALIDATED_QUEUE = "rag-service-events"
 TAINTS_QUEUE = "rag-service-taints"

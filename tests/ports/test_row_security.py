@@ -15,6 +15,7 @@ from servers import PostgresServer
 from sqlalchemy import select
 
 from dats_common.adapters.sql.engine import migrate, open_database
+from dats_common.adapters.sql.evidence import open_evidence
 from dats_common.adapters.sql.identity import open_key_store
 from dats_common.adapters.sql.ledger import open_ledger
 from dats_common.adapters.sql.row_security import Access
@@ -22,13 +23,13 @@ from dats_common.adapters.sql.tables import chunks
 from dats_common.adapters.sql.tables import metadata as tables
 from dats_common.domain.access import LAPTOP
 from dats_common.domain.model import ArtifactKey, ChunkRef, Scope
-from dats_common.ports import StoredKey
+from dats_common.ports import AnswerRecord, StoredKey
 
 pytestmark = pytest.mark.postgres
 
 REPLICA, WRITER = Access("query"), Access("writer")
 OF_A_TENANT = sorted(name for name, table in tables.tables.items() if "tenant_id" in table.c)
-NOT_FOR_REPLICAS = {"rag_receipts", "rag_users", "rag_tags", "rag_writer_epoch"}
+NOT_FOR_REPLICAS = {"rag_receipts", "rag_writer_epoch"}
 DENIED = asyncpg.exceptions.InsufficientPrivilegeError
 
 
@@ -42,15 +43,17 @@ async def url(postgres: PostgresServer) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def filled(url: str) -> str:
-    """Two tenants with something in every table: live, public, tainted, quarantined, being written."""
-    async with open_as_a_fleet(url) as ledger, open_key_store(url) as keys:
+    """Two tenants with something in every table: live, public, tainted, quarantined, being written, answered."""
+    async with open_as_a_fleet(url) as ledger, open_key_store(url) as keys, open_evidence(url) as evidence:
         writer = await Writer.of(ledger)
         for tenant_id in ("mine", "yours"):
             for name, scope in (("private", Scope.PROJECT), ("public", Scope.PUBLIC), ("gone", Scope.PUBLIC)):
                 event = validated(
                     key(name, tenant_id), f"{name} of {tenant_id}", at_s=100, source=metadata(scope=scope)
                 )
-                await writer.publish(event)
+                generation = await writer.publish(event)
+                if name != "gone":
+                    await evidence.keep(answer(f"{name} of {tenant_id}", tenant_id, *refs_of(generation)))
             await ledger.taint(tainted("gone", at_s=90, tenant_id=tenant_id), skew_s=60)  # by the skew: quarantined
             await writer.prepare(validated(key("coming", tenant_id), at_s=1))
         stored = StoredKey("k", "hash", "a key", ("mine", "yours"), frozenset({"service"}))
@@ -61,6 +64,27 @@ async def filled(url: str) -> str:
             await owner.execute("INSERT INTO rag_users VALUES ($1, 'u', 'u@example.org')", tenant_id)
             await owner.execute("INSERT INTO rag_tags VALUES ($1, 'red')", tenant_id)
     return url
+
+
+def answer(answer_id: str, tenant_id: str, *refs: ChunkRef) -> AnswerRecord:
+    return AnswerRecord(
+        answer_id=answer_id,
+        tenant_id=tenant_id,
+        actor="key:k",
+        user_id=None,
+        scope_hash="s",
+        question="What?",
+        model="m",
+        prompt_hash="p",
+        counted_tokens=1,
+        counted_by="c",
+        prompt_tokens=None,
+        response_tokens=None,
+        confidence=1,
+        action="CITE",
+        refs=refs,
+        body={"answer": f"of {tenant_id}"},
+    )
 
 
 @asynccontextmanager
@@ -117,6 +141,38 @@ async def test_a_replica_sees_the_tenant_it_acts_for_and_what_is_public(filled: 
         assert f"private of {other}" not in texts
 
 
+async def test_a_replica_sees_the_answers_and_owners_of_the_tenant_it_acts_for(filled: str) -> None:
+    async with as_replica(filled, "mine") as replica:
+        found = await replica.fetch("SELECT answer_id FROM rag_answers UNION SELECT answer_id FROM rag_answer_sources")
+        assert {row[0] for row in found} == {"private of mine", "public of mine"}
+        for table in ("rag_users", "rag_tags"):
+            assert await rows(replica, table) == [("mine",)]
+            assert await replica.execute(f"DELETE FROM {table}") == "DELETE 1"
+    async with connected(filled) as owner:
+        assert len(await rows(owner, "rag_tags")) == 1
+
+
+async def test_an_answer_on_another_tenants_work_is_seen_by_who_asked_and_not_by_who_wrote_it(filled: str) -> None:
+    theirs = key("public", "yours")
+    async with (
+        open_evidence(filled, access=REPLICA) as replica,
+        open_evidence(filled, access=WRITER) as writer,
+        open_as_a_fleet(filled) as ledger,
+    ):
+        async with connected(filled) as owner:
+            number = await owner.fetchval(
+                "SELECT live_generation FROM rag_artifacts WHERE artifact_id = 'public' AND tenant_id = 'yours'"
+            )
+        assert await replica.keep(answer("across", "mine", ChunkRef(theirs, number, 0))) == ()
+        async with as_replica(filled, "yours") as author:
+            found = await author.fetch("SELECT answer_id FROM rag_answer_sources WHERE artifact_id = 'public'")
+            assert {row[0] for row in found} == {"public of yours"}
+        receipt = await ledger.taint(tainted("public", at_s=200, tenant_id="yours"), skew_s=0)
+        assert await replica.recall(receipt.fallen) == 1, "a replica recalls what it sees: the tainting tenant's own"
+        assert await replica.recall() == 0, "over all tenants it acts for nobody"
+        assert await writer.recall(receipt.fallen) == 1
+
+
 async def test_what_is_no_tenants_name_shows_no_tenants_rows(filled: str) -> None:
     async with as_replica(filled) as replica:
         for name in ("", "nobody's", "mine' OR 'a'='a", "%", "MINE", "mine ", "mine,yours"):
@@ -162,6 +218,9 @@ async def test_a_replica_changes_nothing_of_another_tenant(filled: str) -> None:
             "source_metadata, created_at) VALUES ('yours', 'a', 1, 'h', 'e', 'r', 'b', '{}', 1)",
             "INSERT INTO rag_audit (at, action, actor, tenant_id, artifact_ids) "
             "VALUES (1, 'taint', 'me', 'yours', '[]')",
+            "INSERT INTO rag_answer_sources (answer_id, position, asker_tenant_id, tenant_id, artifact_id, generation, "
+            "chunk_index, version, own_clock) VALUES ('private of yours', 9, 'yours', 'mine', 'a', 1, 0, 1, false)",
+            "INSERT INTO rag_tags VALUES ('yours', 'blue')",
         ):
             with pytest.raises(DENIED, match="row-level security"):
                 await replica.execute(statement)
@@ -182,6 +241,10 @@ NO_RIGHT_TO = [
     "UPDATE rag_keys SET secret_hash = ''",
     "UPDATE rag_audit SET actor = 'somebody else'",
     "DELETE FROM rag_audit",
+    "UPDATE rag_answers SET body = '{}'",
+    "UPDATE rag_answer_sources SET generation = 1",
+    "DELETE FROM rag_answers",
+    "DELETE FROM rag_answer_sources",
     "ALTER TABLE rag_chunks NO FORCE ROW LEVEL SECURITY",
     "DROP POLICY own_tenant ON rag_chunks",
     "SET ROLE dats_rag_writer",

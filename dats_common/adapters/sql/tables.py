@@ -231,6 +231,53 @@ tags = Table(
     Column("description", Text, nullable=False, server_default=""),
 )
 
+answers = Table(
+    "rag_answers",
+    metadata,
+    Column("answer_id", String(64), primary_key=True),
+    Column("tenant_id", String(256), nullable=False),
+    Column("actor", String(600), nullable=False),
+    Column("user_id", String(256)),
+    Column("scope_hash", String(64), nullable=False),
+    Column("question", Text, nullable=False),
+    Column("model", String(256), nullable=False),
+    Column("prompt_hash", String(64), nullable=False),
+    Column("counted_tokens", Integer, nullable=False),
+    Column("counted_by", String(256), nullable=False),
+    Column("prompt_tokens", Integer),
+    Column("response_tokens", Integer),
+    Column("confidence", Integer, nullable=False),
+    Column("action", String(16), nullable=False),
+    Column("body", JSON, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("recalled_at", BigInteger),
+    comment="Every answer, of the tenant that asked. recalled_at: nobody is told to rely on it any more",
+)
+
+answer_sources = Table(
+    "rag_answer_sources",
+    metadata,
+    Column("answer_id", String(64), primary_key=True),
+    Column("position", Integer, primary_key=True, autoincrement=False),
+    Column("asker_tenant_id", String(256), nullable=False),
+    Column("tenant_id", String(256), nullable=False),
+    Column("artifact_id", String(256), nullable=False),
+    Column("generation", BigInteger, nullable=False),
+    Column("chunk_index", Integer, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("own_clock", Boolean, nullable=False),
+    Column("fell", Boolean, nullable=False, server_default=false()),
+    Index("ix_rag_answer_sources_tenant_id_artifact_id", "tenant_id", "artifact_id"),
+    Index(
+        "ix_rag_answer_sources_foreign",
+        "tenant_id",
+        "artifact_id",
+        sqlite_where=text("tenant_id <> asker_tenant_id"),
+        postgresql_where=text("tenant_id <> asker_tenant_id"),
+    ),
+    comment="What each answer stands on; tenant_id is the artifact's. version: under which it was shown",
+)
+
 # No tenant_id: a key is looked up before anybody's tenant is known, and may have several.
 keys = Table(
     "rag_keys",

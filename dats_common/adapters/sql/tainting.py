@@ -71,7 +71,9 @@ async def commit_taint(database: Database, taint: Taint, *, skew_s: float) -> Ta
         )
         await enqueue(connection, [invalidated], now=now)
         await record(connection, taint_entry(taint, at=now, chunks_removed=sum(removed.values())))
-    return TaintReceipt(through=stone.through, chunks_removed=dict(removed), fallen=tuple(fallen))
+    return TaintReceipt(
+        through=stone.through, chunks_removed=dict(removed), fallen=tuple(fallen), cascade_id=taint.cascade_id
+    )
 
 
 async def _lock(connection: AsyncConnection, tenant_id: str | None, artifact_ids: Sequence[str]) -> list[Row[Any]]:
