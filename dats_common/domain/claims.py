@@ -1,0 +1,68 @@
+"""An answer sentence by sentence: what each cites, and whether that supports it. Pure. Source: spec 5, axiom A2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from dats_common.domain.citations import Issued, Resolved, resolve, strip_markers
+from dats_common.domain.grounding import judge
+from dats_common.domain.prompt import INSUFFICIENT
+from dats_common.domain.sentences import sentences
+from dats_common.domain.terms import key_terms
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A sentence that says something: `text == answer[start:end]`.
+
+    Attributes:
+        source_ids: what it cites itself.
+        supported: it cites something, and that supports it.
+        score: how well, in [0, 1]; 0 for one that cites nothing.
+    """
+
+    text: str
+    start: int
+    end: int
+    source_ids: tuple[str, ...]
+    supported: bool
+    score: float
+
+
+def judge_claims(answer: Resolved, texts: Mapping[str, str]) -> tuple[Claim, ...]:
+    """The claims of an answer, in its order. What has no terms claims nothing, nor does saying that one cannot answer.
+
+    Args:
+        texts: of the prompt's sources by their ids.
+    """
+    claims = []
+    for start, end in sentences(answer.text):
+        said = strip_markers(answer.text[start:end]).strip()
+        if not key_terms(said) or said in INSUFFICIENT:
+            continue
+        cited = tuple(dict.fromkeys(span.source_id for span in answer.spans if start <= span.start < end))
+        support = judge(said, [texts[source_id] for source_id in cited]) if cited else None
+        claims.append(
+            Claim(
+                text=answer.text[start:end],
+                start=start,
+                end=end,
+                source_ids=cited,
+                supported=support is not None and support.supported,
+                score=support.score if support else 0.0,
+            )
+        )
+    return tuple(claims)
+
+
+def only_supported(
+    answer: Resolved, claims: tuple[Claim, ...], texts: Mapping[str, str], issued: Issued
+) -> tuple[Resolved, tuple[Claim, ...]]:
+    """The answer without the claims that are not supported, and what is left of them."""
+    kept = answer.text
+    for claim in reversed(claims):
+        if not claim.supported:
+            kept = kept[: claim.start] + kept[claim.end :]
+    left = resolve(kept.strip(), issued)
+    return replace(left, refused=answer.refused + left.refused), judge_claims(left, texts)
