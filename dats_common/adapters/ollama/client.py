@@ -1,0 +1,143 @@
+"""HTTP to Ollama: one pool of connections, every wait bounded, every answer bounded, and the library's errors ours."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import httpx
+
+from dats_common.adapters.ollama.wire import failure, read_object, said
+from dats_common.errors import ConfigurationError, LLMConnectionError, LLMTimeoutError
+
+MAX_LINE_BYTES = 256 * 1024
+"""A line is a piece of a few characters in some 200 bytes; a server that buffers sends hundreds of them at once."""
+
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
+"""65,536 tokens, one a line of 256 bytes: more than any model of the allowlist may write."""
+
+MAX_REFUSAL_BYTES = 64 * 1024
+
+_JSON = ("application/x-ndjson", "application/json")
+
+
+class OllamaClient:
+    """Asks one Ollama; made by `open_client`. Moments are those of the loop's clock."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self._http = http
+
+    async def ask(self, method: str, path: str, *, within_s: float, body: Mapping[str, Any] | None = None) -> Any:
+        """One JSON object, whole. Raises: LLMConnectionError: late too; what `wire.failure` makes of a refusal."""
+        until = asyncio.get_running_loop().time() + within_s
+        try:
+            async with self.answering(method, path, until=until, body=body) as response:
+                return read_object(await _read(response, until=until, max_bytes=MAX_ANSWER_BYTES))
+        except LLMTimeoutError as error:
+            raise LLMConnectionError(f"the model server did not answer in {within_s} s") from error
+
+    @asynccontextmanager
+    async def answering(
+        self, method: str, path: str, *, until: float, body: Mapping[str, Any] | None = None
+    ) -> AsyncIterator[httpx.Response]:
+        """A good answer, not yet read; its connection closes with the context, which stops the model.
+
+        Raises: LLMTimeoutError: no answer has begun by `until`; LLMConnectionError; what `wire.failure` makes of a
+            refusal.
+        """
+        content = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"} if body is not None else None
+        with _translated():
+            async with asyncio.timeout_at(until):
+                response = await self._http.send(
+                    self._http.build_request(method, path, content=content, headers=headers), stream=True
+                )
+        try:
+            if response.status_code != httpx.codes.OK:
+                words = said(await _read(response, until=until, max_bytes=MAX_REFUSAL_BYTES))
+                model = body["model"] if body else None
+                retry_after = response.headers.get("retry-after")
+                raise failure(response.status_code, words, model=model, retry_after=retry_after)
+            if not response.headers.get("content-type", "").startswith(_JSON):
+                raise LLMConnectionError("what answers is no model server: its answer is not JSON")
+            yield response
+        finally:
+            await response.aclose()
+
+
+async def lines_of(response: httpx.Response) -> AsyncGenerator[bytes]:
+    """The lines of an answer, without the empty ones. Raises: LLMConnectionError: a line, or all, too long."""
+    line, received = bytearray(), 0
+    with _translated():
+        async for chunk in response.aiter_raw():  # raw: what is compressed has no bound
+            received += len(chunk)
+            *ends, rest = chunk.split(b"\n")
+            for end in ends:
+                line += end
+                if line.strip():
+                    yield bytes(line)
+                line.clear()
+            line += rest
+            if len(line) > MAX_LINE_BYTES or received > MAX_ANSWER_BYTES:
+                raise LLMConnectionError("the model server sent more than an answer can be")
+    if line.strip():
+        yield bytes(line)
+
+
+async def next_line(lines: AsyncGenerator[bytes], *, until: float) -> bytes | None:
+    """None: there are no more. Raises: LLMTimeoutError: it did not come by `until`; LLMConnectionError."""
+    # The wait is bounded here and not around the loop that yields: a timeout must never strike in the reader's code.
+    with _translated():
+        async with asyncio.timeout_at(until):
+            return await anext(lines, None)
+
+
+async def _read(response: httpx.Response, *, until: float, max_bytes: int) -> bytes:
+    body = bytearray()
+    with _translated():
+        async with asyncio.timeout_at(until):
+            async for chunk in response.aiter_raw():
+                body += chunk
+                if len(body) > max_bytes:
+                    raise LLMConnectionError(f"the model server answered {response.status_code} with too many bytes")
+    return bytes(body)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """The library's errors become ours, once; none is kept as a cause: it holds the request, and with it the prompt."""
+    try:
+        yield
+    except (httpx.ConnectError, httpx.ConnectTimeout):
+        raise LLMConnectionError("there is no connection to the model server") from None
+    except (httpx.TimeoutException, TimeoutError):
+        raise LLMTimeoutError("the model did not answer in time") from None
+    except (httpx.HTTPError, httpx.StreamError) as error:
+        raise LLMConnectionError(f"the model server broke off: {type(error).__name__}") from None
+
+
+@asynccontextmanager
+async def open_client(base_url: str, *, connect_timeout_s: float) -> AsyncIterator[OllamaClient]:
+    """The pool. It follows no redirect and no proxy of the environment: a prompt goes to `base_url` or nowhere.
+
+    Raises: ConfigurationError: not the address of an HTTP server.
+    """
+    try:
+        url = httpx.URL(base_url)
+    except httpx.InvalidURL as error:
+        raise ConfigurationError(f"OLLAMA_BASE_URL is not an address: {error}") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigurationError("OLLAMA_BASE_URL must begin with http:// or https:// and name a host")
+    async with httpx.AsyncClient(
+        base_url=url,
+        trust_env=False,
+        follow_redirects=False,
+        headers={"Accept-Encoding": "identity"},
+        timeout=httpx.Timeout(None, connect=connect_timeout_s),  # all other waits have a moment of their own
+        # Chats are bounded by slots, the rest by its haste: a look-up must not wait for a chat's connection.
+        limits=httpx.Limits(max_connections=None),
+    ) as http:
+        yield OllamaClient(http)
