@@ -14,6 +14,14 @@ DatsError
 │   ├── QueueFull           a 429
 │   ├── TooManyRequests     a 429: the caller's own limit
 │   └── Overloaded          a 503: this replica has its hands full
+├── RAGServiceError         what goes wrong with an answer; each is also one of the kinds above or below. Source: spec 2
+│   ├── ModelNotAllowedError        Refused, a 400: not in the allowlist
+│   ├── TokenBudgetExceededError    InvalidInput, a 422: the prompt does not fit the model's window
+│   ├── ContextError                Unavailable: sources fell while the answer was written, each time again
+│   │   └── ContextTruncatedError   the model read less than it was sent; such an answer is never shown
+│   ├── LLMConnectionError          Unavailable: the model server is away, broke off or sent nonsense
+│   │   └── ModelUnavailableError   the model is not there, or too large for the server's memory
+│   └── LLMTimeoutError             DeadlineExceeded, a 504
 ├── Fenced                  another writer has taken over: give the messages back, activate again
 ├── DeadlineExceeded        the caller's time is up: a 504
 └── ConfigurationError      stops the start, and says what to do
@@ -96,6 +104,40 @@ class Fenced(DatsError):
 
 class DeadlineExceeded(DatsError):
     """The caller's deadline passed before the work was done."""
+
+
+class RAGServiceError(DatsError):
+    """Base of what goes wrong with an answer. The names are spec 2's."""
+
+
+class ModelNotAllowedError(RAGServiceError, Refused):
+    """The requested model is not in the allowlist."""
+
+
+class TokenBudgetExceededError(RAGServiceError, InvalidInput):
+    """Rules, question and the reserve for the response do not fit the model's window."""
+
+
+class ContextError(RAGServiceError, Unavailable):
+    """No context that stands could be given to the model; another try will find another one."""
+
+
+class ContextTruncatedError(ContextError):
+    """The model server evaluated fewer tokens than the prompt has: it cut something off, maybe the rules."""
+
+
+class LLMConnectionError(RAGServiceError, Unavailable):
+    """The model server is away, busy, broke off, or sent what cannot be read."""
+
+
+class ModelUnavailableError(LLMConnectionError):
+    """The model server has no such model, or cannot load it."""
+
+    retry_after_s = 60.0
+
+
+class LLMTimeoutError(RAGServiceError, DeadlineExceeded):
+    """The model did not answer in time."""
 
 
 class ConfigurationError(DatsError):

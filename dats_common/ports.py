@@ -6,7 +6,7 @@ All calls that wait are bounded in seconds by the adapter's settings; what they 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -23,7 +23,9 @@ from dats_common.domain.model import (
     Taint,
     Validated,
 )
+from dats_common.domain.prompt import Message, PromptSource
 from dats_common.domain.taint import FlipVerdict, Place, QuarantineReason, Verdict
+from dats_common.domain.tokens import CountBasis
 
 if TYPE_CHECKING:
     import numpy as np
@@ -216,12 +218,14 @@ class TaintReceipt:
     Attributes:
         through: ORD up to which versions from a foreign clock are covered.
         chunks_removed: chunks that were visible before, per artifact id, summed over tenants.
-        fallen: the artifacts that were visible before; their points are to be swept.
+        fallen: the artifacts that were visible before; their points are to be swept, and answers recalled.
+        cascade_id: the taint's.
     """
 
     through: int
     chunks_removed: Mapping[str, int]
     fallen: tuple[ArtifactKey, ...] = ()
+    cascade_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,6 +377,198 @@ class Ledger(Protocol):
         """Raises: LedgerUnavailable."""
 
 
+# --------------------------------------------------------------------------------------------------------- answers
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a generator is to answer: as messages for a model, and as sources for one that needs no model.
+
+    Attributes:
+        sources: in the order of the prompt.
+        window_tokens: the model's context window; the same for every call of a model, or it would be loaded anew.
+        max_response_tokens: longest response.
+    """
+
+    question: str
+    messages: tuple[Message, ...]
+    sources: tuple[PromptSource, ...]
+    model: str
+    window_tokens: int
+    max_response_tokens: int
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """The end of a draft, by the generator's own account.
+
+    Attributes:
+        model: what wrote it, as answers name it in `model_used`.
+        prompt_tokens: how many tokens of the prompt were evaluated; None: no model did.
+        response_tokens: how many were written.
+    """
+
+    model: str
+    prompt_tokens: int | None = None
+    response_tokens: int | None = None
+
+
+class Generator(Protocol):
+    """Writes answers: a model server, or the extractive rule that needs none."""
+
+    async def require(self, model: str) -> None:
+        """Raises: ModelUnavailableError: no such model here; LLMConnectionError."""
+
+    def generate(self, assignment: Assignment) -> AsyncGenerator[str | Drafted]:
+        """The draft piece by piece, then exactly one `Drafted`. Closing it early stops the model.
+
+        Raises: ModelUnavailableError, LLMConnectionError, LLMTimeoutError, ContextTruncatedError: the server says that
+            the prompt does not fit. A draft that ends early never ends with `Drafted`.
+        """
+
+    async def rate(self, assignment: Assignment, answer: str) -> int | None:
+        """How well the sources support the answer by the generator's own judgement, 0 to 100; None: it gave none.
+
+        Never raises for a bad or late rating: an answer is not lost over it.
+        """
+
+    async def warm_up(self, model: str, *, window_tokens: int) -> None:
+        """Have a model ready for its first answer. Raises: ModelUnavailableError, LLMConnectionError."""
+
+    async def ping(self) -> None:
+        """Raises: LLMConnectionError."""
+
+
+class TokenCounter(Protocol):
+    """How many tokens a text has in a model's own tokens, counted here."""
+
+    def count(self, text: str, *, model: str) -> int:
+        """Tokens of the text alone, without what the model's chat template adds."""
+
+    def basis(self, model: str) -> CountBasis:
+        """What the model's counts rest on."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRecord:
+    """An answer and everything that it stands on.
+
+    Attributes:
+        actor: who asked, as in the audit.
+        user_id: the end user it was asked for.
+        scope_hash: SHA-256 hex of what the asker could see.
+        prompt_hash: SHA-256 hex of the messages.
+        counted_tokens, counted_by: of the prompt, by us and how; `prompt_tokens` and `response_tokens` by the model.
+        refs: the chunks of the prompt, all of them: a source that is not cited may have shaped the answer too.
+        body: the response as it was sent.
+    """
+
+    answer_id: str
+    tenant_id: str
+    actor: str
+    user_id: str | None
+    scope_hash: str
+    question: str
+    model: str
+    prompt_hash: str
+    counted_tokens: int
+    counted_by: str
+    prompt_tokens: int | None
+    response_tokens: int | None
+    confidence: int
+    action: Literal["CITE", "ROUTE"]
+    refs: tuple[ChunkRef, ...]
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAnswer:
+    """An answer as it is now.
+
+    Attributes:
+        fallen: artifacts it stood on that are withdrawn; empty: it stands.
+        created_at: ORD.
+    """
+
+    record: AnswerRecord
+    created_at: int
+    fallen: tuple[ArtifactKey, ...] = ()
+
+
+class Evidence(Protocol):
+    """Every answer and what it stands on, in the ledger's database."""
+
+    async def keep(self, record: AnswerRecord) -> tuple[ArtifactKey, ...]:
+        """Store an answer and judge its sources in one transaction, before anybody is given it.
+
+        Returns the artifacts that are not live any more as the prompt showed them: if there are any, the answer must
+        not leave; it is stored as withdrawn. Raises: LedgerUnavailable; then it must not leave either.
+        """
+
+    async def find(self, answer_id: str, principal: Principal, *, actor: str) -> KeptAnswer:
+        """The answer, its sources judged now. Raises: NotFound: there is none, or it is another's; LedgerUnavailable.
+
+        Args:
+            actor: an answer is for whoever asked for it, the same user, and the tenant's admins.
+        """
+
+    async def recall(
+        self, keys: Sequence[ArtifactKey] | None = None, *, cascade_id: str | None = None, limit: int = 500
+    ) -> int:
+        """Queue `answer.recalled`, once for each answer that stood on what is withdrawn now. Returns how many.
+
+        Args:
+            keys: artifacts that have just fallen; None looks at every answer that stood so far.
+            cascade_id: of the taint that made them fall, if it is known.
+            limit: at most so many in one call; call again until it returns fewer.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class TagOwner:
+    """Whom questions about a tag go to. `email` is None where the owner is nobody we know."""
+
+    tag: str
+    user_id: str | None
+    email: str | None = None
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Somebody who can own tags."""
+
+    user_id: str
+    email: str
+    name: str = ""
+
+
+class Owners(Protocol):
+    """Tags and the users who own them, by tenant, in the ledger's database."""
+
+    async def owner_of(self, tag: str, *, tenant_id: str) -> TagOwner | None:
+        """None: the tag has no entry."""
+
+    async def list_tags(self, *, tenant_id: str) -> list[TagOwner]:
+        """By name."""
+
+    async def list_users(self, *, tenant_id: str) -> list[User]:
+        """By id."""
+
+    async def put(self, users: Sequence[User], tags: Sequence[TagOwner], *, tenant_id: str, actor: str) -> None:
+        """Add or replace users and tags in one transaction; audited. Others stay as they are.
+
+        Raises: InvalidInput: a tag names an owner whom nobody knows.
+        """
+
+    async def remove_tag(self, tag: str, *, tenant_id: str, actor: str) -> bool:
+        """False: there was none."""
+
+    async def remove_user(self, user_id: str, *, tenant_id: str, actor: str) -> bool:
+        """False: there was none. Tags keep the id; their questions go to the admin until they have another owner."""
+
+
 # -------------------------------------------------------------------------------------------------------- identity
 
 
@@ -407,7 +603,7 @@ class AuditEntry:
     """Who did what, never with which secret. `at` is an ORD; of many artifact ids the first are kept."""
 
     at: int
-    action: Literal["taint", "key_created", "key_revoked", "key_refused"]
+    action: Literal["taint", "key_created", "key_revoked", "key_refused", "owners_changed"]
     actor: str
     tenant_id: str | None = None
     key_id: str | None = None

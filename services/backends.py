@@ -14,12 +14,16 @@ from dats_common.ports import (
     Bus,
     Delivery,
     Encoder,
+    Evidence,
+    Generator,
     Index,
     KeyStore,
     OperatorsBus,
     OperatorsIndex,
     OperatorsLedger,
+    Owners,
     Subscription,
+    TokenCounter,
     TokenVerifier,
 )
 from dats_common.settings import Settings
@@ -91,6 +95,66 @@ async def open_key_store(settings: Settings, *, acting: Acting = "writer") -> As
     access = _access(settings, acting)
     async with open_sql_key_store(ledger_url(settings), timeout_s=settings.sql.timeout_s, access=access) as keys:
         yield keys
+
+
+@asynccontextmanager
+async def open_evidence(settings: Settings, *, acting: Acting = "writer") -> AsyncIterator[Evidence]:
+    """Answers and what they stand on, in the ledger's database. Raises: ConfigurationError, LedgerUnavailable."""
+    from dats_common.adapters.sql.evidence import open_evidence as open_sql_evidence
+
+    access = _access(settings, acting)
+    async with open_sql_evidence(ledger_url(settings), timeout_s=settings.sql.timeout_s, access=access) as evidence:
+        yield evidence
+
+
+@asynccontextmanager
+async def open_owners(settings: Settings, *, acting: Acting = "writer") -> AsyncIterator[Owners]:
+    """Owners of tags, in the ledger's database. Raises: ConfigurationError, LedgerUnavailable."""
+    from dats_common.adapters.sql.owners import open_owners as open_sql_owners
+
+    access = _access(settings, acting)
+    async with open_sql_owners(ledger_url(settings), timeout_s=settings.sql.timeout_s, access=access) as owners:
+        yield owners
+
+
+@asynccontextmanager
+async def open_generator(settings: Settings) -> AsyncIterator[Generator]:
+    """What writes answers. A model server that is away stops no start: answers say so, and search needs none."""
+    from dats_common.adapters.extractive import ExtractiveGenerator
+    from dats_common.adapters.ollama.generator import Timeouts, open_ollama
+
+    answers = settings.answers
+    if answers.generator == "extractive":
+        yield ExtractiveGenerator()
+        return
+    timeouts = Timeouts(
+        total_s=answers.timeout_s, first_token_s=answers.first_token_timeout_s, rating_s=answers.rating_timeout_s
+    )
+    async with open_ollama(
+        answers.ollama_base_url,
+        timeouts=timeouts,
+        concurrent=answers.concurrent,
+        queue=answers.waiting,
+        keep_alive_s=answers.keep_alive_s,
+    ) as generator:
+        yield generator
+
+
+def build_fallback(settings: Settings) -> Generator | None:
+    """What writes answers while the model server is away; None: nothing does."""
+    from dats_common.adapters.extractive import ExtractiveGenerator
+
+    quotes = settings.answers.fallback == "extractive"
+    on_a_laptop = settings.answers.fallback == "auto" and settings.sql.is_embedded
+    return ExtractiveGenerator() if quotes or on_a_laptop else None
+
+
+def build_token_counter(settings: Settings, encoder: Encoder) -> TokenCounter:
+    """Counts prompts before they are sent. Raises: ConfigurationError: a tokenizer's file cannot be used."""
+    from dats_common.adapters.token_counters import build_token_counter as build_counter
+
+    files = {name: Path(each.tokenizer) for name, each in settings.answers.models.items() if each.tokenizer}
+    return build_counter(files, estimate=lambda text: len(encoder.token_spans(text)))
 
 
 def build_token_verifier(settings: Settings) -> TokenVerifier | None:

@@ -29,6 +29,7 @@ from dats_common.clients.errors import (
     RAGUnavailable,
     RAGUnexpected,
 )
+from dats_common.contracts.answers import AnswerResponse, StoredAnswer
 from dats_common.contracts.api import (
     BatchInvalidateResponse,
     EmbedResponse,
@@ -142,6 +143,18 @@ def batch_invalidate_call(
     return Call("POST", "/embeddings/batch-invalidate", BatchInvalidateResponse, body=_encode(request))
 
 
+def answer_call(query: str, **asked: Any) -> Call[AnswerResponse]:
+    """POST /answer; what is None is left to the service."""
+    return Call("POST", "/answer", AnswerResponse, body=_encode({"query": query, **asked}))
+
+
+def find_answer_call(answer_id: str, *, tenant_id: str | None, user_id: str | None) -> Call[StoredAnswer]:
+    """GET /answers/{answer_id}."""
+    asker = {"tenant_id": tenant_id, "user_id": user_id}
+    named = "&".join(f"{name}={_path_segment(value)}" for name, value in asker.items() if value)
+    return Call("GET", f"/answers/{_path_segment(answer_id)}" + (f"?{named}" if named else ""), StoredAnswer)
+
+
 def health_call() -> Call[HealthResponse]:
     """GET /health; an unhealthy service answers 503 with the same document."""
     return Call("GET", "/health", HealthResponse, answers=frozenset({200, 503}))
@@ -208,8 +221,12 @@ def pause_before_retry(
     perhaps_done = isinstance(error, RAGTooMany | RAGUnavailable)
     if attempt >= MAX_ATTEMPTS or not (not_begun or (perhaps_done and call.repeatable)):
         return None
-    pause_s = min(FIRST_PAUSE_S * 2.0 ** (attempt - 1), LONGEST_PAUSE_S) * (0.5 + jitter / 2)
-    return float((error.retry_after_s or 0.0) + pause_s)
+    return (error.retry_after_s or 0.0) + pause_s(attempt=attempt, jitter=jitter)
+
+
+def pause_s(*, attempt: int, jitter: float) -> float:
+    """Seconds before trying again after `attempt` tries; half of it random."""
+    return float(min(FIRST_PAUSE_S * 2.0 ** (attempt - 1), LONGEST_PAUSE_S) * (0.5 + jitter / 2))
 
 
 def _is_answer(call: Call[Any], response: httpx.Response) -> bool:
@@ -222,7 +239,7 @@ def _result(call: Call[T], response: httpx.Response) -> T:
         return call.result.model_validate_json(response.content)
     except ValidationError as error:
         if response.status_code >= 400:
-            raise _refused(response) from None
+            raise refused(response) from None
         fields = ", ".join(".".join(map(str, each["loc"])) for each in error.errors(include_input=False)[:3])
         raise RAGUnexpected(
             f"the answer is not a {call.result.__name__} ({fields or 'not JSON'})", status=response.status_code
@@ -232,7 +249,7 @@ def _result(call: Call[T], response: httpx.Response) -> T:
 def _error(outcome: Outcome, *, timeout_s: float) -> RAGError:
     match outcome:
         case httpx.Response():
-            return _refused(outcome)
+            return refused(outcome)
         case httpx.ConnectTimeout():
             error: RAGError = RAGUnavailable("no connection in time")
         case httpx.TimeoutException() | TimeoutError():
@@ -247,7 +264,8 @@ def _error(outcome: Outcome, *, timeout_s: float) -> RAGError:
     return error
 
 
-def _refused(response: httpx.Response) -> RAGError:
+def refused(response: httpx.Response) -> RAGError:
+    """The error that a status means."""
     problem = _problem(response)
     kind = _ERRORS.get(response.status_code, RAGUnexpected)
     said = ": ".join(part for part in (problem.title, problem.detail) if part) if problem else ""

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
@@ -32,6 +33,8 @@ from dats_common.clients.errors import (
     RAGUnavailable,
     RAGUnexpected,
 )
+from dats_common.clients.stream import AnswerEvent, EventReader
+from dats_common.contracts.answers import AnswerResponse, StoredAnswer
 from dats_common.contracts.api import (
     DEFAULT_MAX_TOKENS,
     BatchInvalidateResponse,
@@ -43,6 +46,7 @@ from dats_common.contracts.api import (
 )
 
 __all__ = [
+    "AnswerEvent",
     "RAGClient",
     "RAGClientSync",
     "RAGError",
@@ -59,8 +63,11 @@ __all__ = [
 # Source: spec 1, "Phase 2: Add HTTP Client".
 DEFAULT_BASE_URL = "http://rag-service:8000/api/v1"
 DEFAULT_TIMEOUT_S = 30.0
+ANSWER_TIMEOUT_S = 60.0
+"""More than the service gives itself for an answer by its own defaults."""
 
 T = TypeVar("T", bound=Result)
+Waited = TypeVar("Waited")
 
 
 def _headers(*, api_key: str | None, token: str | None) -> dict[str, str]:
@@ -76,6 +83,11 @@ def _headers(*, api_key: str | None, token: str | None) -> dict[str, str]:
 
 def _begin(call: wire.Call[T], *, timeout_s: float) -> wire.Conversation[T]:
     return wire.exchange(call, timeout_s=timeout_s, clock=time.monotonic, jitter=random.random)
+
+
+async def _within(wait: Awaitable[Waited], timeout_s: float) -> Waited:
+    async with asyncio.timeout(timeout_s):
+        return await wait
 
 
 class RAGClient:
@@ -155,6 +167,118 @@ class RAGClient:
             wire.batch_invalidate_call(artifact_ids, reason=reason, cascade_id=cascade_id, tenant_id=tenant_id)
         )
 
+    async def answer(
+        self,
+        query: str,
+        *,
+        chat_history: Sequence[Mapping[str, Any]] | None = None,
+        model: str | None = None,
+        max_context_chunks: int | None = None,
+        strict: bool | None = None,
+        tenant_id: str | None = None,
+        user_id: str | None = None,
+        user_tags: Sequence[str] | None = None,
+        timeout: float = ANSWER_TIMEOUT_S,
+    ) -> AnswerResponse:
+        """A grounded answer with citations, or whom to ask (`action` is ROUTE). Raises: RAGError.
+
+        Args:
+            chat_history: messages with `role` (user or assistant) and `content`, the oldest first.
+            timeout: seconds for this call in all: a model takes longer than a search.
+        """
+        return await self._run(
+            wire.answer_call(
+                query,
+                chat_history=chat_history,
+                model=model,
+                max_context_chunks=max_context_chunks,
+                strict=strict,
+                tenant_id=tenant_id,
+                user_id=user_id,
+                user_tags=user_tags,
+            ),
+            timeout_s=timeout,
+        )
+
+    async def stream_answer(
+        self,
+        query: str,
+        *,
+        chat_history: Sequence[Mapping[str, Any]] | None = None,
+        model: str | None = None,
+        max_context_chunks: int | None = None,
+        strict: bool | None = None,
+        tenant_id: str | None = None,
+        user_id: str | None = None,
+        user_tags: Sequence[str] | None = None,
+        timeout: float = ANSWER_TIMEOUT_S,
+    ) -> AsyncGenerator[AnswerEvent]:
+        """The answer as it is written; the last event is `done`, `error` or `withdrawn`. Raises: RAGError.
+
+        A connection that breaks is taken up again where it broke off. Closing the generator stops the model.
+        """
+        call = wire.answer_call(
+            query,
+            chat_history=chat_history,
+            model=model,
+            max_context_chunks=max_context_chunks,
+            strict=strict,
+            tenant_id=tenant_id,
+            user_id=user_id,
+            user_tags=user_tags,
+        )
+        deadline_s = time.monotonic() + timeout
+        last_id = ""
+        failure: Exception | None = None
+        for attempt in range(wire.MAX_ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(wire.pause_s(attempt=attempt, jitter=random.random()))  # noqa: S311
+            try:
+                async with aclosing(self._events(call, last_id, timeout_s=timeout)) as events:
+                    # Each wait by itself: between two events the caller's own code runs, which is not to be cancelled.
+                    while (event := await _within(anext(events, None), deadline_s - time.monotonic())) is not None:
+                        last_id = event.event_id
+                        yield event
+                        if event.is_end:
+                            return
+            except httpx.TransportError as error:
+                failure = error
+            except TimeoutError as error:
+                raise RAGTimeout(f"no answer in {timeout} s") from error
+            if not last_id:  # it may have been begun: another one would be a second answer
+                break
+        raise RAGUnavailable("the stream broke off before the answer ended") from failure
+
+    async def _events(
+        self, call: wire.Call[AnswerResponse], last_id: str, *, timeout_s: float
+    ) -> AsyncGenerator[AnswerEvent]:
+        reader = EventReader()
+        headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+        async with self.client.stream(
+            call.method,
+            f"{self.base_url}{call.path}/stream",
+            content=call.body,
+            headers={**headers, "Last-Event-ID": last_id} if last_id else headers,
+            timeout=timeout_s,
+        ) as response:
+            if response.status_code != 200:
+                await response.aread()
+                raise wire.refused(response)
+            async for line in response.aiter_lines():
+                if (event := reader.read(line)) is not None:
+                    yield event
+
+    async def get_answer(
+        self, answer_id: str, *, tenant_id: str | None = None, user_id: str | None = None
+    ) -> StoredAnswer:
+        """An answer that was given, its sources judged now. Raises: RAGNotFound; RAGError."""
+        return await self._run(wire.find_answer_call(answer_id, tenant_id=tenant_id, user_id=user_id))
+
+    async def is_standing(self, answer_id: str, *, tenant_id: str | None = None, user_id: str | None = None) -> bool:
+        """Whether nothing that the answer stood on was withdrawn. Raises: RAGNotFound; RAGError."""
+        found = await self.get_answer(answer_id, tenant_id=tenant_id, user_id=user_id)
+        return found.status == "standing"
+
     async def health(self) -> HealthResponse:
         """The state of the service; an unhealthy one is an answer too. Raises: RAGError."""
         return await self._run(wire.health_call())
@@ -171,8 +295,8 @@ class RAGClient:
     ) -> None:
         await self.close()
 
-    async def _run(self, call: wire.Call[T]) -> T:
-        conversation = _begin(call, timeout_s=self.timeout)
+    async def _run(self, call: wire.Call[T], *, timeout_s: float | None = None) -> T:
+        conversation = _begin(call, timeout_s=self.timeout if timeout_s is None else timeout_s)
         outcome: wire.Outcome = None
         while True:
             try:
@@ -263,6 +387,48 @@ class RAGClientSync:
             wire.batch_invalidate_call(artifact_ids, reason=reason, cascade_id=cascade_id, tenant_id=tenant_id)
         )
 
+    def answer(
+        self,
+        query: str,
+        *,
+        chat_history: Sequence[Mapping[str, Any]] | None = None,
+        model: str | None = None,
+        max_context_chunks: int | None = None,
+        strict: bool | None = None,
+        tenant_id: str | None = None,
+        user_id: str | None = None,
+        user_tags: Sequence[str] | None = None,
+        timeout: float = ANSWER_TIMEOUT_S,
+    ) -> AnswerResponse:
+        """A grounded answer with citations, or whom to ask (`action` is ROUTE). Raises: RAGError.
+
+        Args:
+            chat_history: messages with `role` (user or assistant) and `content`, the oldest first.
+            timeout: seconds for this call in all: a model takes longer than a search.
+        """
+        return self._run(
+            wire.answer_call(
+                query,
+                chat_history=chat_history,
+                model=model,
+                max_context_chunks=max_context_chunks,
+                strict=strict,
+                tenant_id=tenant_id,
+                user_id=user_id,
+                user_tags=user_tags,
+            ),
+            timeout_s=timeout,
+        )
+
+    def get_answer(self, answer_id: str, *, tenant_id: str | None = None, user_id: str | None = None) -> StoredAnswer:
+        """An answer that was given, its sources judged now. Raises: RAGNotFound; RAGError."""
+        return self._run(wire.find_answer_call(answer_id, tenant_id=tenant_id, user_id=user_id))
+
+    def is_standing(self, answer_id: str, *, tenant_id: str | None = None, user_id: str | None = None) -> bool:
+        """Whether nothing that the answer stood on was withdrawn. Raises: RAGNotFound; RAGError."""
+        found = self.get_answer(answer_id, tenant_id=tenant_id, user_id=user_id)
+        return found.status == "standing"
+
     def health(self) -> HealthResponse:
         """The state of the service; an unhealthy one is an answer too. Raises: RAGError."""
         return self._run(wire.health_call())
@@ -279,8 +445,8 @@ class RAGClientSync:
     ) -> None:
         self.close()
 
-    def _run(self, call: wire.Call[T]) -> T:
-        conversation = _begin(call, timeout_s=self.timeout)
+    def _run(self, call: wire.Call[T], *, timeout_s: float | None = None) -> T:
+        conversation = _begin(call, timeout_s=self.timeout if timeout_s is None else timeout_s)
         outcome: wire.Outcome = None
         while True:
             try:

@@ -78,6 +78,8 @@ def shown(value: Any) -> str:
         return _masked_url(secret) if "://" in secret else MASK if secret else ""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, dict):
+        return ", ".join(value)
     return _masked_url(value) if isinstance(value, str) and "://" in value else str(value)
 
 
@@ -86,6 +88,8 @@ def type_name(field: FieldInfo) -> str:
     kind = field.annotation
     if typing.get_origin(kind) is Literal:
         return " or ".join(map(str, typing.get_args(kind)))
+    if typing.get_origin(kind) is dict:
+        return "names with settings"
     names: dict[Any, str] = {str: "text", int: "whole number", float: "number", bool: "true or false"}
     return {**names, SecretStr: "secret", Path: "path"}[kind]
 

@@ -32,7 +32,6 @@ Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Ratio = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
-ANSWERS = Reserved("POST /answer")
 CHAT = Reserved("GET /search and POST /chat")
 
 
@@ -316,50 +315,79 @@ class Telemetry(Section):
     )
 
 
+class AnswerModel(Section):
+    """A model of the allowlist. Source: spec 2 "Model Context Windows"."""
+
+    context_window: Annotated[int, Field(ge=512, le=10_000_000)] = Field(description="tokens read and written together")
+    max_response: Annotated[int, Field(ge=16, le=1_000_000)] = Field(description="tokens it may write")
+    tokenizer: str = Field("", description="its tokenizer.json, for exact counts; empty: they are estimated")
+
+
 class Answers(Section):
     """Generated answers. Source: spec 2 "Configuration"."""
 
-    ollama_base_url: Annotated[str, Env("OLLAMA_BASE_URL"), ANSWERS] = Field(
+    ollama_base_url: Annotated[str, Env("OLLAMA_BASE_URL")] = Field(
         "http://localhost:11434", description="Ollama server URL"
     )
-    chat_model: Annotated[str, Env("CHAT_MODEL"), ANSWERS] = Field("llama3.2", description="default LLM model")
-    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False), Env("RAG_TEMPERATURE"), ANSWERS] = Field(
+    chat_model: Annotated[str, Env("CHAT_MODEL")] = Field("llama3.2", description="default LLM model")
+    generator: Literal["ollama", "extractive"] = Field(
+        "ollama", description="what writes answers; extractive needs no model: it quotes the best sentences"
+    )
+    fallback: Literal["auto", "none", "extractive"] = Field(
+        "auto",
+        description="while Ollama is away: none answers 503, extractive quotes; auto quotes if the ledger is embedded",
+    )
+    models: dict[str, AnswerModel] = Field(
+        {
+            "llama3.2": AnswerModel(context_window=8192, max_response=1024),
+            "qwen3:8b": AnswerModel(context_window=32768, max_response=2048),
+            "deepseek-r1:32b": AnswerModel(context_window=65536, max_response=4096),
+        },
+        description="the allowlist: each model with context_window, max_response, and maybe its tokenizer.json",
+    )
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False), Env("RAG_TEMPERATURE")] = Field(
         0.1, description="lower is more deterministic"
     )
-    timeout_s: Annotated[Seconds, Env("RAG_TIMEOUT_SECONDS"), ANSWERS] = Field(
-        30.0, description="longest wait for the LLM"
+    timeout_s: Annotated[Seconds, Env("RAG_TIMEOUT_SECONDS")] = Field(30.0, description="longest wait for the LLM")
+    first_token_timeout_s: Seconds = Field(
+        20.0, description="longest wait for the first token; a model that is loading takes it too"
     )
+    rating_timeout_s: Seconds = Field(10.0, description="longest wait for the model's rating of its answer")
+    concurrent: Count = Field(4, description="answers that one replica has written at the same time")
+    waiting: Annotated[int, Field(ge=0, le=10_000)] = Field(16, description="answers that wait for that; 503 beyond")
+    keep_alive_s: Annotated[int, Field(ge=0, le=86_400)] = Field(300, description="Ollama keeps a model loaded so long")
     confidence_threshold: Annotated[
-        float, Field(ge=0, le=100, allow_inf_nan=False), Env("RAG_CONFIDENCE_THRESHOLD"), ANSWERS
+        float, Field(ge=0, le=100, allow_inf_nan=False), Env("RAG_CONFIDENCE_THRESHOLD")
     ] = Field(60.0, description="least confidence in percent to cite")
-    admin_email: Annotated[str, Env("RAG_ADMIN_EMAIL"), ANSWERS] = Field(
+    least_answerability: Ratio = Field(
+        0.44, description="below it the sources do not seem to hold an answer: it is routed; 0: never"
+    )
+    admin_email: Annotated[str, Env("RAG_ADMIN_EMAIL")] = Field(
         "admin@company.com", description="where questions without an owner go"
     )
-    max_context_tokens: Annotated[Count, Env("RAG_MAX_CONTEXT_TOKENS"), ANSWERS] = Field(
+    max_context_tokens: Annotated[Count, Env("RAG_MAX_CONTEXT_TOKENS")] = Field(
         3000, description="tokens of retrieved context"
     )
-    max_history_tokens: Annotated[int, Field(ge=0), Env("RAG_MAX_HISTORY_TOKENS"), ANSWERS] = Field(
+    max_history_tokens: Annotated[int, Field(ge=0), Env("RAG_MAX_HISTORY_TOKENS")] = Field(
         1000, description="tokens of chat history"
     )
-    max_response_tokens: Annotated[Count, Env("RAG_MAX_RESPONSE_TOKENS"), ANSWERS] = Field(
+    max_response_tokens: Annotated[Count, Env("RAG_MAX_RESPONSE_TOKENS")] = Field(
         1024, description="tokens of the LLM's response"
     )
-    system_prompt_tokens: Annotated[int, Field(ge=0), Env("RAG_SYSTEM_PROMPT_TOKENS"), ANSWERS] = Field(
+    system_prompt_tokens: Annotated[int, Field(ge=0), Env("RAG_SYSTEM_PROMPT_TOKENS")] = Field(
         500, description="tokens kept for the system prompt"
     )
-    min_similarity_score: Annotated[Ratio, Env("RAG_MIN_SIMILARITY_SCORE"), ANSWERS] = Field(
+    min_similarity_score: Annotated[Ratio, Env("RAG_MIN_SIMILARITY_SCORE")] = Field(
         0.3, description="least cosine similarity of a cited chunk"
     )
-    max_chunks_per_doc: Annotated[Count, Env("RAG_MAX_CHUNKS_PER_DOC"), ANSWERS] = Field(
-        3, description="chunks of one document"
-    )
-    total_context_chunks: Annotated[Count, Env("RAG_TOTAL_CONTEXT_CHUNKS"), ANSWERS] = Field(
+    max_chunks_per_doc: Annotated[Count, Env("RAG_MAX_CHUNKS_PER_DOC")] = Field(3, description="chunks of one document")
+    total_context_chunks: Annotated[Count, Env("RAG_TOTAL_CONTEXT_CHUNKS")] = Field(
         5, description="chunks of all documents"
     )
-    dedup_candidates_cap: Annotated[Count, Env("RAG_DEDUP_CANDIDATES_CAP"), ANSWERS] = Field(
+    dedup_candidates_cap: Annotated[Count, Env("RAG_DEDUP_CANDIDATES_CAP")] = Field(
         15, description="candidates compared for duplicates"
     )
-    chunk_overlap_threshold: Annotated[Ratio, Env("RAG_CHUNK_OVERLAP_THRESHOLD"), ANSWERS] = Field(
+    chunk_overlap_threshold: Annotated[Ratio, Env("RAG_CHUNK_OVERLAP_THRESHOLD")] = Field(
         0.9, description="Jaccard similarity that makes a duplicate"
     )
 

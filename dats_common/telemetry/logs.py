@@ -15,7 +15,7 @@ ALLOWED_KEYS = frozenset(
         "port", "pid", "path", "queue", "verdict", "attempt", "attempts", "artifact_count", "chunks", "generation",
         "epoch", "writer_id", "event_id", "request_id", "route", "status", "mode", "seconds", "waited_s", "count",
         "model", "backend", "collection", "signal", "how", "removed", "role", "exit_code", "version", "actor", "key_id",
-        "tenant_id", "cascade_id",
+        "tenant_id", "cascade_id", "answer_id", "action", "confidence", "citations", "refused",
     }
 )  # fmt: skip
 

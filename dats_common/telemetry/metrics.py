@@ -20,6 +20,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 RESULT_BUCKETS = (0, 1, 2, 3, 5, 10, 20, 50, 100)
 TOKEN_BUCKETS = (0, 100, 250, 500, 1000, 2000, 4000, 10_000)
+ANSWER_BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0)
 CHUNK_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 MOST_PROJECTS = 50
@@ -53,6 +54,16 @@ class Metrics:
         self.guard_drops = counter(
             "rag_guard_dropped_candidates",
             "Candidates the index proposed and the ledger refused: an unguarded read would have shown them",
+        )
+        self.answer_latency = histogram(
+            "rag_answer_latency_seconds", "From a question to its answer", (), ANSWER_BUCKETS_S
+        )
+        self.answers = counter("rag_answers", "Answers by what follows from them", ("action", "grounded"))
+        self.refused_citations = counter(
+            "rag_citations_refused", "Citations that a model wrote and nobody had issued; they were removed"
+        )
+        self.truncations = counter(
+            "rag_context_truncations", "Prompts that a model server had cut; no answer was given"
         )
         self.http_requests = counter("rag_http_requests", "HTTP requests by route and status", ("route", "status"))
         self.refused_credentials = counter("rag_credentials_refused", "Keys and tokens refused, by reason", ("reason",))

@@ -30,6 +30,7 @@ from services.cli.options import (
     run_until_signal,
     settings_for,
 )
+from services.cli.owners import owners_app
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -41,6 +42,7 @@ keys_app = typer.Typer(no_args_is_help=True, help="API keys, straight on the led
 app.add_typer(keys_app, name="keys")
 app.add_typer(dlq_app, name="dlq")
 app.add_typer(quarantine_app, name="quarantine")
+app.add_typer(owners_app, name="owners")
 app.command()(sweep)
 app.command()(reindex)
 app.command()(verify)
@@ -185,6 +187,33 @@ def search(
     )
     if not found.sources:
         voice.say(f"Nothing relevant: {found.metadata.get('reason', '')}")
+        raise typer.Exit(EXIT_NO)
+
+
+@app.command()
+def ask(
+    question: Annotated[str, typer.Argument(help="What is to be answered.")],
+    model: Annotated[str | None, typer.Option("--model", help="One of the allowlist.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Only sentences that their sources support.")] = False,
+    tenant: Tenant = None,
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+) -> None:
+    """Have a running service answer with citations; exit 1 when it names somebody to ask instead."""
+    from dats_common.clients.rag import RAGClientSync
+
+    voice = Voice(as_json=as_json)
+    with RAGClientSync(url, api_key=own_key()) as client:
+        found = client.answer(question, model=model, strict=strict, tenant_id=tenant)
+    voice.result(found.model_dump(mode="json"))
+    voice.say(found.answer)
+    voice.table(
+        f"{found.action}, confidence {found.confidence.overall}%, by {found.model_used} ({found.id})",
+        ("similarity", "source", "document"),
+        [(f"{each.relevance_score:.3f}", each.source_id, each.document_name) for each in found.citations],
+    )
+    if found.route_to is not None:
+        voice.say(f"Ask {found.route_to.owner_email}: {found.route_to.reason}")
         raise typer.Exit(EXIT_NO)
 
 

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from dats_common.contracts.api import Problem
-from services.query import routes
+from services.query import answer_routes, routes
 from services.query.gate import OPEN_PATHS, Concurrency, Gate, RateLimits
 from services.query.identity import Authenticator
 from services.query.limits import BodyLimit, HttpLimits, RequestCount
@@ -38,6 +38,7 @@ def build_app(
     )
     app.state.services = services
     app.include_router(routes.router)
+    app.include_router(answer_routes.router)
     app.add_api_route("/metrics", routes.metrics, methods=["GET"], include_in_schema=False)
     install_problems(app)
     app.add_middleware(BodyLimit, limit_bytes=limits.body_bytes, timeout_s=limits.body_timeout_s)

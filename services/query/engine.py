@@ -61,6 +61,16 @@ class Hit:
     from_dense: bool
     from_sparse: bool
 
+    @property
+    def document_id(self) -> str:
+        """Of the chunk's artifact."""
+        return self.passage.ref.key.document_id
+
+    @property
+    def text(self) -> str:
+        """Of the chunk."""
+        return self.passage.text
+
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:

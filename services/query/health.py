@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from importlib.metadata import version
+from time import perf_counter
 from typing import TypeVar
 
 from dats_common.contracts.api import (
@@ -13,6 +14,7 @@ from dats_common.contracts.api import (
     HealthResponse,
     IndexMetrics,
     LightRAGHealth,
+    OllamaHealth,
     ProbeResponse,
 )
 from dats_common.contracts.topology import COMMANDS_QUEUE, DEAD_LETTERS_QUEUE, VALIDATED_QUEUE
@@ -49,8 +51,9 @@ async def health_of(services: QueryServices) -> HealthResponse:
         _look(services.bus.depth(VALIDATED_QUEUE)),
         _look(services.bus.depth(COMMANDS_QUEUE)),
         _look(services.ledger.heartbeat()),
+        _ollama(services),
     )
-    (counts, no_ledger), (points, no_index), (waiting, no_broker), (commands, _), (beat, _) = looks
+    (counts, no_ledger), (points, no_index), (waiting, no_broker), (commands, _), (beat, _), ollama = looks
     no_writer = _writer_trouble(beat)
     can_query = not no_ledger and not no_index
     chunks = counts.live_chunks if counts else 0
@@ -73,6 +76,7 @@ async def health_of(services: QueryServices) -> HealthResponse:
         index_metrics=IndexMetrics(
             total_chunks=chunks, total_vectors=points or 0, dimension=services.encoder.dimension
         ),
+        ollama=ollama,  # no part of `status`: search needs no model
         components={
             "ledger": _component(no_ledger),
             "index": _component(no_index),
@@ -80,6 +84,16 @@ async def health_of(services: QueryServices) -> HealthResponse:
             "writer": _component(no_writer),
         },
     )
+
+
+async def _ollama(services: QueryServices) -> OllamaHealth | None:
+    """None where no model server is to be used."""
+    if services.model is None:
+        return None
+    started = perf_counter()
+    _, away = await _look(services.generator.ping())
+    latency_ms = None if away else round((perf_counter() - started) * 1e3)
+    return OllamaHealth(healthy=not away, model=services.model, latency_ms=latency_ms)
 
 
 def _writer_trouble(beat: Heartbeat | None) -> str:

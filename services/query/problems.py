@@ -16,6 +16,9 @@ from dats_common.errors import (
     DeadlineExceeded,
     Forbidden,
     InvalidInput,
+    LLMConnectionError,
+    LLMTimeoutError,
+    ModelNotAllowedError,
     NotFound,
     QueueFull,
     TooManyRequests,
@@ -28,6 +31,9 @@ MEDIA_TYPE = "application/problem+json"
 
 # The first row whose class fits.
 STATUSES: Sequence[tuple[type[DatsError], int, str]] = (
+    (ModelNotAllowedError, 400, "Requested model not available."),  # Source of these three: spec 3, "Error Responses"
+    (LLMConnectionError, 503, "AI service temporarily unavailable."),
+    (LLMTimeoutError, 504, "Response generation timed out. Please try again."),
     (InvalidInput, 422, "The request breaks the contract"),
     (Unauthenticated, 401, "Not authenticated"),
     (Forbidden, 403, "Not allowed"),

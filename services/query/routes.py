@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
 from time import perf_counter
 from typing import Annotated, Any
-from urllib.parse import unquote_to_bytes
 
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
-from starlette.exceptions import HTTPException
 
 from dats_common.contracts.api import (
     BatchInvalidateRequest,
@@ -31,116 +26,24 @@ from dats_common.contracts.api import (
 )
 from dats_common.contracts.events import build_embed_command
 from dats_common.contracts.fields import ArtifactId, TenantId
-from dats_common.contracts.strict_json import parse_object
 from dats_common.contracts.topology import COMMANDS_QUEUE
-from dats_common.domain.access import Caller, Principal
+from dats_common.domain.access import Principal
+from dats_common.domain.citations import snippet
 from dats_common.domain.model import ArtifactKey, EventTime, Scope, Taint
-from dats_common.errors import DeadlineExceeded, Forbidden, InvalidInput, QueueFull, Unauthenticated
-from dats_common.ports import ArtifactOutcome, SearchFilter
+from dats_common.errors import Forbidden, QueueFull
+from dats_common.maintenance.recall import recall_all
+from dats_common.ports import ArtifactOutcome, SearchFilter, TaintReceipt
 from dats_common.telemetry.logs import log
 from dats_common.telemetry.metrics import CONTENT_TYPE
 from services.query.engine import Hit, Question, Retrieved
 from services.query.health import health_of, readiness_of, refresh_gauges, without_details
+from services.query.requests import PROBLEMS, Asking, Services, StrictJsonRoute, WithDetails, within
 from services.query.services import QueryServices
 
-SNIPPET_CHARS = 200  # Source: spec 2, "Snippet Rules"
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.02, 0.25
 
 
-class StrictJsonRequest(Request):
-    """Bodies are read as events are: no NaN, no duplicate keys, bounded depth."""
-
-    async def json(self) -> Any:
-        """The body as an object."""
-        try:
-            return parse_object(await self.body())
-        except InvalidInput as error:
-            raise HTTPException(422, str(error)) from None
-
-
-class StrictJsonRoute(APIRoute):
-    """A route whose request is a `StrictJsonRequest`."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """FastAPI's handler, given our request class."""
-        handler = super().get_route_handler()
-
-        async def strict(request: Request) -> Response:
-            _require_utf8(request.scope.get("raw_path", b""))
-            if request.method == "POST":
-                _require_json(request.headers.get("content-type", ""))
-            return await handler(StrictJsonRequest(request.scope, request.receive))
-
-        return strict
-
-
-def _require_utf8(raw_path: bytes) -> None:
-    """Servers put U+FFFD for what is not UTF-8: a request would then name another artifact than it was sent for."""
-    try:
-        unquote_to_bytes(raw_path).decode()
-    except UnicodeDecodeError:
-        raise InvalidInput("path: not valid UTF-8") from None
-
-
-def _require_json(content_type: str) -> None:
-    """The framework reads another body as one text, of which it says that it should be an object."""
-    kind, _, subtype = content_type.partition(";")[0].strip().lower().partition("/")
-    if kind != "application" or not (subtype == "json" or subtype.endswith("+json")):
-        raise RequestValidationError(
-            [{"type": "media_type", "loc": ("Content-Type",), "msg": "the header must say application/json"}]
-        )
-
-
-_PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {
-        "description": text,
-        "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
-    }
-    for status, text in (
-        (401, "No credentials, or none that are good"),
-        (403, "Not allowed"),
-        (408, "The body did not arrive in time"),
-        (413, "Body too large"),
-        (422, "The request breaks the contract"),
-        (429, "The caller's own limit, or a full embedding queue; Retry-After says when to come back"),
-        (500, "The service failed; it has been logged"),
-        (503, "Ledger, index or broker away, or too much in hand; Retry-After says when to come back"),
-        (504, "Not done before the deadline"),
-    )
-}
-
-router = APIRouter(prefix="/api/v1", route_class=StrictJsonRoute, responses=_PROBLEMS)
-
-
-def _services(request: Request) -> QueryServices:
-    services: QueryServices = request.app.state.services
-    return services
-
-
-def _caller(request: Request) -> Caller:
-    caller: Caller | None = request.state.caller  # the gate put it there
-    if caller is None:
-        raise Unauthenticated("credentials are needed")
-    return caller
-
-
-def _may_know_details(request: Request) -> bool:
-    """Addresses and reasons are for those who showed credentials, or where none are asked for."""
-    return request.state.caller is not None
-
-
-Services = Annotated[QueryServices, Depends(_services)]
-Asking = Annotated[Caller, Depends(_caller)]
-WithDetails = Annotated[bool, Depends(_may_know_details)]
-
-
-@asynccontextmanager
-async def _within(deadline_s: float) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(deadline_s):
-            yield
-    except TimeoutError as error:
-        raise DeadlineExceeded(f"not done within {deadline_s} s") from error
+router = APIRouter(prefix="/api/v1", route_class=StrictJsonRoute, responses=PROBLEMS)
 
 
 # ----------------------------------------------------------------------------------------------------------- query
@@ -162,7 +65,7 @@ async def query(request: QueryRequest, services: Services, caller: Asking) -> Qu
     request = services.defaults.fill(request)
     mode = request.search_mode.value
     with services.metrics.timed(services.metrics.query_latency, mode=mode):
-        async with _within(services.limits.deadline_s):
+        async with within(services.limits.deadline_s):
             found = await services.engine.retrieve(
                 Question(
                     text=request.query,
@@ -203,12 +106,11 @@ def _filter(request: QueryRequest, principal: Principal) -> SearchFilter:
 
 def _source(hit: Hit) -> SourceReference:
     passage = hit.passage
-    text = passage.text
     return SourceReference(
         artifact_id=passage.ref.key.artifact_id,
         provenance_id=passage.metadata.provenance_id,
         relevance_score=round(hit.similarity, 6),
-        snippet=text if len(text) <= SNIPPET_CHARS else text[:SNIPPET_CHARS] + "...",
+        snippet=snippet(passage.text),
         source_id=passage.ref.source_id,
         chunk_index=passage.ref.chunk_index,
         title=passage.metadata.title or None,
@@ -335,7 +237,7 @@ async def batch_invalidate(
 
 async def _commit(services: QueryServices, taint: Taint, *, reason: str) -> int:
     """T1 here and now; publishing and sweeping follow behind the answer."""
-    async with _within(services.limits.deadline_s):
+    async with within(services.limits.deadline_s):
         receipt = await services.ledger.taint(taint, skew_s=services.limits.skew_s)
     removed = sum(receipt.chunks_removed.values())
     log("query").info(
@@ -349,8 +251,14 @@ async def _commit(services: QueryServices, taint: Taint, *, reason: str) -> int:
     services.metrics.invalidations.labels(reason=reason).inc()
     services.metrics.chunks_removed.inc(removed)
     services.errands.run("relay", services.relay.drain)
+    services.errands.run("recall", lambda: _recall(services, receipt))
     services.errands.run("sweep", lambda: services.sweeper.sweep(receipt.fallen))
     return removed
+
+
+async def _recall(services: QueryServices, receipt: TaintReceipt) -> None:
+    if receipt.fallen and await recall_all(services.evidence, receipt.fallen, cascade_id=receipt.cascade_id):
+        await services.relay.drain()
 
 
 # ---------------------------------------------------------------------------------------------------------- health

@@ -7,14 +7,17 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dats_common.contracts.answers import AnswerRequest
 from dats_common.contracts.api import QueryRequest, SearchMode
 from dats_common.errors import Unavailable
 from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
-from dats_common.ports import Bus, Encoder, Index, Ledger
+from dats_common.ports import Bus, Encoder, Evidence, Generator, Index, Ledger
 from dats_common.telemetry.logs import log
 from dats_common.telemetry.metrics import Metrics
+from services.query.answering import AnswerEngine
 from services.query.engine import QueryEngine
+from services.query.streams import Streams
 
 _MOST_ERRANDS = 256
 
@@ -24,6 +27,7 @@ class QueryLimits:
     """Bounds that the settings fix."""
 
     deadline_s: float
+    answer_deadline_s: float
     embed_wait_s: float
     queue_max_size: int
     skew_s: float
@@ -36,6 +40,11 @@ class QueryDefaults:
     search_mode: SearchMode
     max_tokens: int
     top_k: int
+    answer_chunks: int
+
+    def context_chunks(self, request: AnswerRequest) -> int:
+        """How many chunks an answer may be made from."""
+        return request.max_context_chunks if "max_context_chunks" in request.model_fields_set else self.answer_chunks
 
     def fill(self, request: QueryRequest) -> QueryRequest:
         """The request with these values where it names none of its own."""
@@ -76,9 +85,18 @@ class Errands:
 
 @dataclass(frozen=True, slots=True)
 class QueryServices:
-    """One replica's parts."""
+    """One replica's parts.
+
+    Attributes:
+        model: the default model of the model server; None: answers need none.
+    """
 
     engine: QueryEngine
+    answers: AnswerEngine
+    streams: Streams
+    generator: Generator
+    model: str | None
+    evidence: Evidence
     encoder: Encoder
     index: Index
     ledger: Ledger

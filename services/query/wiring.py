@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from dats_common.contracts.api import SearchMode
+from dats_common.domain.budget import BudgetRules, ModelLimits
 from dats_common.domain.fusion import LegWeights
+from dats_common.domain.quality import QualityRules
 from dats_common.errors import ConfigurationError
 from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
@@ -15,17 +17,25 @@ from dats_common.settings import Settings
 from dats_common.telemetry.memory import resident_bytes
 from dats_common.telemetry.metrics import Metrics
 from services.backends import (
+    build_fallback,
+    build_token_counter,
     build_token_verifier,
     open_bus_in_background,
     open_encoder,
+    open_evidence,
+    open_generator,
     open_index,
     open_key_store,
     open_ledger,
+    open_owners,
     prepare_index,
 )
+from services.query.answer_bodies import body_of
+from services.query.answering import AnswerEngine, AnswerRules
 from services.query.engine import QueryEngine
 from services.query.identity import Authenticator, Credentials, Everyone
 from services.query.services import Errands, QueryDefaults, QueryLimits, QueryServices
+from services.query.streams import Streams
 
 _ERRANDS_END_S = 5.0
 
@@ -41,19 +51,44 @@ async def open_query_services(settings: Settings) -> AsyncIterator[QueryServices
         open_encoder(settings, for_writer=False) as encoder,
         open_index(settings) as index,
         open_bus_in_background(settings, name="query") as bus,
+        open_evidence(settings, acting="query") as evidence,
+        open_owners(settings, acting="query") as owners,
+        open_generator(settings) as generator,
     ):
         await prepare_index(index, encoder)
         errands = Errands()
+        engine = QueryEngine(
+            encoder=encoder,
+            index=index,
+            ledger=ledger,
+            min_similarity=settings.query.min_similarity,
+            least_candidates=settings.query.candidates,
+            weights=LegWeights(dense=settings.query.fusion.vector, sparse=settings.query.fusion.keyword),
+        )
+        rules = answer_rules(settings)
+        answers = AnswerEngine(
+            retrieval=engine,
+            generator=generator,
+            fallback=build_fallback(settings),
+            counter=build_token_counter(settings, encoder),
+            ledger=ledger,
+            evidence=evidence,
+            owners=owners,
+            rules=rules,
+            body_of=body_of,
+        )
+        answer_deadline_s = settings.query.deadline_s + settings.answers.timeout_s
+        streams = Streams(engine=answers, ledger=ledger, deadline_s=answer_deadline_s)
+        window_tokens = rules.limits_of(rules.default_model).context_window
+        errands.run("warm_up", lambda: generator.warm_up(rules.default_model, window_tokens=window_tokens))
         try:
             yield QueryServices(
-                engine=QueryEngine(
-                    encoder=encoder,
-                    index=index,
-                    ledger=ledger,
-                    min_similarity=settings.query.min_similarity,
-                    least_candidates=settings.query.candidates,
-                    weights=LegWeights(dense=settings.query.fusion.vector, sparse=settings.query.fusion.keyword),
-                ),
+                engine=engine,
+                answers=answers,
+                streams=streams,
+                generator=generator,
+                model=settings.answers.chat_model if settings.answers.generator == "ollama" else None,
+                evidence=evidence,
                 encoder=encoder,
                 index=index,
                 ledger=ledger,
@@ -63,6 +98,7 @@ async def open_query_services(settings: Settings) -> AsyncIterator[QueryServices
                 metrics=Metrics(),
                 limits=QueryLimits(
                     deadline_s=settings.query.deadline_s,
+                    answer_deadline_s=answer_deadline_s,
                     embed_wait_s=settings.query.embed_wait_s,
                     queue_max_size=settings.embedding.queue_max_size,
                     skew_s=settings.events.skew_s,
@@ -71,12 +107,44 @@ async def open_query_services(settings: Settings) -> AsyncIterator[QueryServices
                     search_mode=SearchMode(settings.query.default_mode),
                     max_tokens=settings.query.default_max_tokens,
                     top_k=settings.query.result_limit,
+                    answer_chunks=settings.answers.total_context_chunks,
                 ),
                 errands=errands,
                 index_memory=resident_bytes,
             )
         finally:
+            await streams.close()
             await errands.finish(timeout_s=_ERRANDS_END_S)
+
+
+def answer_rules(settings: Settings) -> AnswerRules:
+    """Raises: ConfigurationError: the default model is not in the allowlist."""
+    answers = settings.answers
+    if answers.chat_model not in answers.models:
+        raise ConfigurationError(
+            f"answers.chat_model {answers.chat_model!r} is not in answers.models: add it there with its context_window "
+            f"and max_response, or choose one of {', '.join(sorted(answers.models))}"
+        )
+    return AnswerRules(
+        models={name: ModelLimits(each.context_window, each.max_response) for name, each in answers.models.items()},
+        default_model=answers.chat_model,
+        temperature=answers.temperature,
+        threshold=answers.confidence_threshold,
+        least_answerability=answers.least_answerability,
+        admin_email=answers.admin_email,
+        budget=BudgetRules(
+            max_context=answers.max_context_tokens,
+            max_history=answers.max_history_tokens,
+            max_response=answers.max_response_tokens,
+            system_reserve=answers.system_prompt_tokens,
+        ),
+        quality=QualityRules(
+            min_similarity=answers.min_similarity_score,
+            duplicate_above=answers.chunk_overlap_threshold,
+            max_per_document=answers.max_chunks_per_doc,
+            most_candidates=answers.dedup_candidates_cap,
+        ),
+    )
 
 
 @asynccontextmanager

@@ -12,12 +12,12 @@ from uuid import uuid4
 from dats_common.contracts.events import build_failed
 from dats_common.contracts.readable import Names, names_in
 from dats_common.contracts.topology import COMMANDS_QUEUE, TAINTS_QUEUE, VALIDATED_QUEUE
-from dats_common.domain.model import ArtifactKey
 from dats_common.domain.settlement import OUTAGE_PAUSE_S, DeadLetter, GiveBack, Retry, Settlement, describe, settle
 from dats_common.errors import BrokerUnavailable, Fenced, Unavailable
+from dats_common.maintenance.recall import recall_all
 from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
-from dats_common.ports import Bus, Delivery, Ledger, Subscription
+from dats_common.ports import Bus, Delivery, Evidence, Ledger, Subscription, TaintReceipt
 from services.writer.handlers import EventHandlers, Handled
 from services.writer.leadership import Leadership
 from services.writer.progress import Progress, waiting
@@ -60,6 +60,7 @@ class Consumer:
         leadership: Leadership,
         relay: Relay,
         sweeper: Sweeper,
+        evidence: Evidence,
         progress: Progress,
         observer: Observer,
         healthy: Callable[[], Awaitable[bool]],
@@ -71,6 +72,7 @@ class Consumer:
         self._leadership = leadership
         self._relay = relay
         self._sweeper = sweeper
+        self._evidence = evidence
         self._progress = progress
         self._observer = observer
         self._healthy = healthy
@@ -245,10 +247,10 @@ class Consumer:
                     await self._taint(subscription, delivery)
 
     async def _taint(self, subscription: Subscription, delivery: Delivery) -> None:
-        fallen: list[Sequence[ArtifactKey]] = []
+        receipts: list[TaintReceipt] = []
         try:
             async for receipt in self._handlers.handle_artifact_tainted(delivery):
-                fallen.append(receipt.fallen)
+                receipts.append(receipt)
                 self._observer.tainted(chunks=sum(receipt.chunks_removed.values()))
                 await self._relay_quietly()
                 self._progress.moved()
@@ -259,11 +261,13 @@ class Consumer:
         else:
             await subscription.ack(delivery)
         try:
-            for keys in fallen:
-                await self._sweeper.sweep(keys)
+            for receipt in receipts:
+                if receipt.fallen and await recall_all(self._evidence, receipt.fallen, cascade_id=receipt.cascade_id):
+                    await self._relay_quietly()
+                await self._sweeper.sweep(receipt.fallen)
                 self._progress.moved()
         except Unavailable:
-            return  # invisible already; the periodic sweep removes the points once the index is back
+            return  # invisible already; the periodic sweep does what is left once ledger and index are back
 
     async def _end_taint(self, subscription: Subscription, item: Handled, decision: Settlement) -> None:
         if pause_s := await self._act(subscription, TAINTS_QUEUE, item, decision):

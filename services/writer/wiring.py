@@ -14,10 +14,10 @@ from dats_common.adapters.lightrag import open_lightrag_indexer
 from dats_common.errors import Unavailable
 from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
-from dats_common.ports import Bus, Encoder, Index, Indexer, IndexJob, Ledger, Point
+from dats_common.ports import Bus, Encoder, Evidence, Index, Indexer, IndexJob, Ledger, Point
 from dats_common.settings import Settings
 from dats_common.telemetry.metrics import Metrics
-from services.backends import open_bus, open_encoder, open_index, open_ledger, prepare_index
+from services.backends import open_bus, open_encoder, open_evidence, open_index, open_ledger, prepare_index
 from services.writer.consumer import Consumer, Limits
 from services.writer.handlers import EventHandlers
 from services.writer.leadership import Leadership
@@ -107,6 +107,7 @@ class WriterPorts:
     """What a writer stands on, opened."""
 
     ledger: Ledger
+    evidence: Evidence
     encoder: Encoder
     index: Index
     bus: Bus
@@ -120,12 +121,13 @@ async def open_writer_ports(settings: Settings) -> AsyncIterator[WriterPorts]:
     """
     async with (
         open_ledger(settings) as ledger,
+        open_evidence(settings) as evidence,
         open_encoder(settings, for_writer=True) as encoder,
         open_index(settings) as index,
         open_bus(settings, name="writer") as bus,
     ):
         await prepare_index(index, encoder)
-        yield WriterPorts(ledger=ledger, encoder=encoder, index=index, bus=bus)
+        yield WriterPorts(ledger=ledger, evidence=evidence, encoder=encoder, index=index, bus=bus)
 
 
 @asynccontextmanager
@@ -178,6 +180,7 @@ def build_writer(
         leadership=leadership,
         relay=relay,
         sweeper=sweeper,
+        evidence=ports.evidence,
         progress=progress,
         observer=MetricsObserver(metrics),
         healthy=lambda: _all_answer(ledger, index, bus),
@@ -194,6 +197,7 @@ def build_writer(
         leadership=leadership,
         relay=relay,
         sweeper=sweeper,
+        evidence=ports.evidence,
         ledger=ledger,
         index=index,
         bus=bus,

@@ -8,9 +8,10 @@ from typing import Literal
 
 from dats_common.contracts.topology import COMMANDS_QUEUE, VALIDATED_QUEUE
 from dats_common.errors import Fenced, Unavailable
+from dats_common.maintenance.recall import recall_all
 from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
-from dats_common.ports import Bus, Encoder, Heartbeat, Index, Ledger
+from dats_common.ports import Bus, Encoder, Evidence, Heartbeat, Index, Ledger
 from dats_common.telemetry.logs import log
 from dats_common.telemetry.metrics import Metrics
 from services.writer.consumer import Consumer
@@ -31,6 +32,7 @@ class Writer:
     leadership: Leadership
     relay: Relay
     sweeper: Sweeper
+    evidence: Evidence
     ledger: Ledger
     index: Index
     bus: Bus
@@ -121,14 +123,17 @@ class Writer:
             await asyncio.sleep(RELAY_INTERVAL_S)
 
     async def sweep_periodically(self) -> None:
-        """Remove what is left of dead generations anywhere, until cancelled."""
+        """Recall answers and remove what is left of dead generations anywhere, until cancelled."""
         while True:
             await asyncio.sleep(self.sweep_interval_s)
             try:
+                recalled = await recall_all(self.evidence)
                 removed = await self.sweeper.sweep_all()
             except Unavailable as error:
                 log("writer").warning("sweep_postponed", detail=str(error))
                 continue
+            if recalled:
+                log("writer").info("answers_recalled", count=recalled)
             self.metrics.swept.inc(removed)
             if removed:
                 log("writer").info("dead_generations_swept", removed=removed)

@@ -33,7 +33,7 @@ from dats_common.contracts.routing import QUEUE_NAMES, RETRY_RUNGS_S, retry_queu
 from dats_common.settings.catalog import CONFIG_VARIABLE, catalog
 from dats_common.telemetry.metrics import Metrics
 from services.cli.commands import app
-from services.query.routes import router
+from services.query import answer_routes, routes
 from services.verify.metrics import VerifyMetrics
 
 ROOT = Path(__file__).parents[2]
@@ -235,7 +235,9 @@ def fleet_on_rabbitmq(tmp_path_factory: pytest.TempPathFactory, rabbitmq: Rabbit
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["README.md", "docs/client.md", "docs/runbook.md", "docs/security.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/answers.md", "docs/client.md", "docs/runbook.md", "docs/security.md"]
+)
 def test_the_commands_of_a_page_do_what_it_says(name: str, fleet: Place) -> None:
     blocks = [block for block in page(name).blocks if block.marked and not block.broker]
     assert blocks
@@ -270,6 +272,7 @@ def test_every_marked_block_is_run_by_a_test() -> None:
     }
     assert marked == {
         ("README.md", False),
+        ("docs/answers.md", False),
         ("docs/client.md", False),
         ("docs/runbook.md", False),
         ("docs/runbook.md", True),
@@ -404,7 +407,7 @@ def wrong_queues(one: Page) -> set[str]:
 def wrong_routes(one: Page) -> set[str]:
     known = {
         f"{method} {route.path.removeprefix('/api/v1').replace(':path', '')}"  # type: ignore[attr-defined]
-        for route in router.routes
+        for route in (*routes.router.routes, *answer_routes.router.routes)
         for method in route.methods  # type: ignore[attr-defined]
     }
     return {span for span in one.spans if re.fullmatch(r"(GET|POST|PUT|DELETE) /\S+", span) and span not in known}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,23 +17,31 @@ from dats_common.adapters.memory_bus import MemoryBus
 from dats_common.adapters.memory_encoder import MemoryEncoder
 from dats_common.adapters.memory_index import MemoryIndex
 from dats_common.adapters.memory_indexer import MemoryIndexer
+from dats_common.adapters.sql.evidence import open_evidence
 from dats_common.adapters.sql.ledger import open_ledger
+from dats_common.adapters.sql.owners import open_owners
 from dats_common.contracts.api import SearchMode
 from dats_common.contracts.topology import ARTIFACT_TAINTED, DEAD_LETTERS_QUEUE, PUBLISHED_QUEUE, TASK_VALIDATED
+from dats_common.domain.budget import BudgetRules, ModelLimits
 from dats_common.domain.fusion import LegWeights
 from dats_common.domain.model import ArtifactKey
+from dats_common.domain.quality import QualityRules
+from dats_common.domain.tokens import CountBasis
 from dats_common.errors import BrokerUnavailable, EncoderUnavailable, IndexUnavailable, LedgerUnavailable
 from dats_common.fingerprint import fingerprint
 from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
-from dats_common.ports import Candidate, Ledger, Point
+from dats_common.ports import Assignment, Candidate, Drafted, Evidence, Generator, Ledger, Owners, Point
 from dats_common.telemetry.metrics import Metrics
+from services.query.answer_bodies import body_of
+from services.query.answering import AnswerEngine, AnswerRules
 from services.query.app import build_app
 from services.query.engine import QueryEngine
 from services.query.gate import RateLimits
 from services.query.identity import Authenticator, Everyone
 from services.query.limits import HttpLimits
 from services.query.services import Errands, QueryDefaults, QueryLimits, QueryServices
+from services.query.streams import Streams
 from services.writer.consumer import Consumer, Limits
 from services.writer.handlers import EventHandlers
 from services.writer.leadership import Leadership
@@ -177,6 +185,77 @@ class Bus(MemoryBus):
         return [json.loads(each.body) for each in self.queue(queue) if event in (None, each.event_type)]
 
 
+class Model:
+    """A generator whose answers a test writes: from the messages it is sent, piece by piece, or held up before one."""
+
+    def __init__(self) -> None:
+        self.respond: Callable[[Assignment], Sequence[str]] = lambda assignment: [
+            f"{source.text} [{source.alias}]. " for source in assignment.sources
+        ]
+        self.rating: int | None = 100
+        self.evaluated: Callable[[Assignment], int] = lambda assignment: sum(
+            count_words(message.content) for message in assignment.messages
+        )
+        self.error: Exception | None = None
+        self.missing: Exception | None = None
+        self.writing = Switch()
+        self.assigned: list[Assignment] = []
+        self.stopped = 0
+
+    async def require(self, model: str) -> None:
+        if self.missing:
+            raise self.missing
+
+    async def generate(self, assignment: Assignment) -> AsyncGenerator[str | Drafted]:
+        self.assigned.append(assignment)
+        try:
+            for piece in self.respond(assignment):
+                await self.writing.passed()
+                yield piece
+            if self.error:
+                raise self.error
+        except GeneratorExit:
+            self.stopped += 1
+            raise
+        yield Drafted(assignment.model, prompt_tokens=self.evaluated(assignment), response_tokens=7)
+
+    async def rate(self, assignment: Assignment, answer: str) -> int | None:
+        return self.rating
+
+    async def warm_up(self, model: str, *, window_tokens: int) -> None:
+        await self.ping()
+
+    async def ping(self) -> None:
+        if self.missing:
+            raise self.missing
+
+
+def count_words(text: str) -> int:
+    return len(text.split())
+
+
+class Words:
+    """A token counter that counts words, as `Model` does."""
+
+    def count(self, text: str, *, model: str) -> int:
+        return count_words(text)
+
+    def basis(self, model: str) -> CountBasis:
+        return CountBasis("words", 0.02)
+
+
+ANSWER_RULES = AnswerRules(
+    models={"llama3.2": ModelLimits(8192, 1024), "qwen3:8b": ModelLimits(32_768, 2048)},
+    default_model="llama3.2",
+    temperature=0.1,
+    threshold=60,
+    least_answerability=0.44,
+    admin_email="admin@example.org",
+    budget=BudgetRules(),
+    quality=QualityRules(),
+)
+
+
 class Away:
     """A port of which nothing answers."""
 
@@ -201,9 +280,12 @@ class Rig:
     """One world: a bus, an index, a ledger, and as many writers and replicas as a test wants."""
 
     ledger: Ledger
+    evidence: Evidence
+    owners: Owners
     bus: Bus = field(default_factory=Bus)
     index: Index = field(default_factory=Index)
     encoder: Encoder = field(default_factory=Encoder)
+    model: Model = field(default_factory=Model)
 
     def consumer(
         self,
@@ -224,6 +306,7 @@ class Rig:
             leadership=leadership,
             relay=self.relay,
             sweeper=sweeper,
+            evidence=self.evidence,
             progress=progress or Progress(),
             observer=MetricsObserver(Metrics()),
             healthy=self._healthy,
@@ -301,11 +384,43 @@ class Rig:
 
     # -- replica
 
+    def engine(self, *, ledger: Ledger, index: Index) -> QueryEngine:
+        return QueryEngine(
+            encoder=self.encoder,
+            index=index,
+            ledger=ledger,
+            min_similarity=0.3,
+            least_candidates=50,
+            weights=LegWeights(dense=1.0, sparse=0.5),
+        )
+
+    def answers(
+        self,
+        engine: QueryEngine,
+        *,
+        ledger: Ledger,
+        generator: Generator | None = None,
+        fallback: Generator | None = None,
+        rules: AnswerRules = ANSWER_RULES,
+    ) -> AnswerEngine:
+        return AnswerEngine(
+            retrieval=engine,
+            generator=generator or self.model,
+            fallback=fallback,
+            counter=Words(),
+            ledger=ledger,
+            evidence=self.evidence,
+            owners=self.owners,
+            rules=rules,
+            body_of=body_of,
+        )
+
     @asynccontextmanager
     async def replica(self, **changes: Any) -> AsyncIterator[httpx.AsyncClient]:
         """A client of one replica.
 
-        `changes`: limits, or `ledger`, `bus`, `index`, `http`, `requests_per_minute` and `authenticator` of its own.
+        `changes`: limits, or `ledger`, `bus`, `index`, `http`, `requests_per_minute`, `authenticator`, and of answers
+        `generator`, `fallback` and `rules`, of its own.
         """
         http = changes.pop("http", HTTP_LIMITS)
         requests_per_minute = changes.pop("requests_per_minute", 1_000_000)
@@ -313,17 +428,28 @@ class Rig:
         ledger = changes.pop("ledger", self.ledger)
         bus = changes.pop("bus", self.bus)
         index = changes.pop("index", self.index)
-        limits = {"deadline_s": 5.0, "embed_wait_s": 5.0, "queue_max_size": 1000, "skew_s": 60.0, **changes}
+        generator = changes.pop("generator", self.model)
+        fallback = changes.pop("fallback", None)
+        rules = changes.pop("rules", ANSWER_RULES)
+        limits = {
+            "deadline_s": 5.0,
+            "answer_deadline_s": 5.0,
+            "embed_wait_s": 5.0,
+            "queue_max_size": 1000,
+            "skew_s": 60.0,
+            **changes,
+        }
         errands = Errands()
+        engine = self.engine(ledger=ledger, index=index)
+        answers = self.answers(engine, ledger=ledger, generator=generator, fallback=fallback, rules=rules)
+        streams = Streams(engine=answers, ledger=ledger, deadline_s=limits["answer_deadline_s"])
         services = QueryServices(
-            engine=QueryEngine(
-                encoder=self.encoder,
-                index=index,
-                ledger=ledger,
-                min_similarity=0.3,
-                least_candidates=50,
-                weights=LegWeights(dense=1.0, sparse=0.5),
-            ),
+            engine=engine,
+            answers=answers,
+            streams=streams,
+            generator=generator,
+            model=rules.default_model,
+            evidence=self.evidence,
             encoder=self.encoder,
             index=index,
             ledger=ledger,
@@ -332,7 +458,7 @@ class Rig:
             sweeper=Sweeper(ledger=ledger, index=index),
             metrics=Metrics(),
             limits=QueryLimits(**limits),
-            defaults=QueryDefaults(search_mode=SearchMode.HYBRID, max_tokens=2000, top_k=10),
+            defaults=QueryDefaults(search_mode=SearchMode.HYBRID, max_tokens=2000, top_k=10, answer_chunks=5),
             index_memory=lambda: 1,
             errands=errands,
         )
@@ -346,6 +472,7 @@ class Rig:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://replica") as client:
             yield client
+        await streams.close()
         await errands.finish(timeout_s=DEADLINE_S)
 
 
@@ -355,7 +482,8 @@ def encoded(message: Any) -> bytes:
 
 @asynccontextmanager
 async def open_rig(directory: Path) -> AsyncIterator[Rig]:
-    async with open_ledger(f"sqlite:///{directory / 'ledger.db'}") as ledger:
-        rig = Rig(ledger)
+    url = f"sqlite:///{directory / 'ledger.db'}"
+    async with open_ledger(url) as ledger, open_evidence(url) as evidence, open_owners(url) as owners:
+        rig = Rig(ledger, evidence, owners)
         await rig.index.prepare(await fingerprint(rig.encoder))
         yield rig

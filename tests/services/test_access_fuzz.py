@@ -47,7 +47,7 @@ from dats_common.domain.model import EventTime, Taint
 from dats_common.fingerprint import fingerprint
 from dats_common.ports import Candidate, KeyStore, Ledger, StoredKey
 from dats_common.settings import Settings
-from services.backends import open_key_store, open_ledger
+from services.backends import open_evidence, open_key_store, open_ledger, open_owners
 from services.query.identity import Authenticator
 from services.query.services import QueryServices
 
@@ -217,8 +217,10 @@ async def open_world(sql_url: str) -> AsyncIterator[World]:
         open_ledger(settings, acting="query") as reading,
         open_key_store(settings) as office,
         open_key_store(settings, acting="query") as keys,
+        open_evidence(settings, acting="query") as evidence,
+        open_owners(settings, acting="query") as owners,
     ):
-        rig = Rig(writing)
+        rig = Rig(writing, evidence, owners)
         await rig.index.prepare(await fingerprint(rig.encoder))
         for item in artifacts:
             rig.validated(item.artifact_id, item.content, **item.metadata)
@@ -230,7 +232,9 @@ async def open_world(sql_url: str) -> AsyncIterator[World]:
                 await writing.taint(taint, skew_s=60.0)
         assert (await writing.counts()).live_artifacts == sum(not item.tainted for item in artifacts)
         vectors = await rig.encoder.encode([item.content for item in artifacts], kind="document")
-        yield World(Rig(reading, rig.bus, rig.index, rig.encoder), writing, keys, office, artifacts, vectors)
+        yield World(
+            Rig(reading, evidence, owners, rig.bus, rig.index, rig.encoder), writing, keys, office, artifacts, vectors
+        )
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])

@@ -10,7 +10,9 @@ from typing import Literal
 import httpx
 from rig import Rig, eventually
 
+from dats_common.adapters.sql.evidence import open_evidence
 from dats_common.adapters.sql.ledger import open_ledger
+from dats_common.adapters.sql.owners import open_owners
 from dats_common.fingerprint import fingerprint
 from dats_common.maintenance.sweep import Sweeper
 from dats_common.ports import Heartbeat
@@ -33,8 +35,13 @@ async def test_a_killed_writer_hides_neither_its_absence_nor_its_successor(tmp_p
     def beat(writer_id: str, state: Literal["active", "standby", "draining"]) -> Heartbeat:
         return Heartbeat(writer_id, state, pending=2, processing=1, model="m", backend="b")
 
-    async with open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}", clock=lambda: now) as ledger:
-        rig = Rig(ledger)
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    async with (
+        open_ledger(url, clock=lambda: now) as ledger,
+        open_evidence(url) as evidence,
+        open_owners(url) as owners,
+    ):
+        rig = Rig(ledger, evidence, owners)
         await rig.index.prepare(await fingerprint(rig.encoder))
         async with rig.replica() as client:
             assert (await state(client))[0] == "degraded"
@@ -64,6 +71,7 @@ def writer_of(rig: Rig, leadership: Leadership) -> Writer:
         leadership=leadership,
         relay=rig.relay,
         sweeper=Sweeper(ledger=rig.ledger, index=rig.index),
+        evidence=rig.evidence,
         ledger=rig.ledger,
         index=rig.index,
         bus=rig.bus,

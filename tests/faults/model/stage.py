@@ -22,12 +22,12 @@ from dats_common.contracts.readable import Names
 from dats_common.contracts.topology import ARTIFACT_TAINTED, TAINTS_QUEUE, VALIDATED_QUEUE
 from dats_common.domain.access import Principal
 from dats_common.domain.fusion import LegWeights
-from dats_common.domain.model import ChunkRef
+from dats_common.domain.model import ArtifactKey, ChunkRef
 from dats_common.domain.settlement import OUTAGE_PAUSE_S
 from dats_common.errors import IndexUnavailable, LedgerUnavailable
 from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
-from dats_common.ports import Delivery, Ledger, Point, SearchFilter, Subscription
+from dats_common.ports import AnswerRecord, Delivery, KeptAnswer, Ledger, Point, SearchFilter, Subscription
 from services.query.engine import QueryEngine, Question
 from services.writer.consumer import Consumer, Limits
 from services.writer.handlers import EventHandlers, Handled
@@ -321,6 +321,7 @@ class Stage:
             leadership=leadership,
             relay=Relay(ledger=ledger, bus=bus),
             sweeper=sweeper,
+            evidence=_NoAnswers(),
             progress=Progress(),
             observer=Hurry(),
             healthy=_never,
@@ -328,6 +329,19 @@ class Stage:
         )
         self._spawn(name, consumer.run())
         return name
+
+
+class _NoAnswers:
+    """`ports.Evidence` where nobody asks: answers are no part of the model."""
+
+    async def keep(self, record: AnswerRecord) -> tuple[ArtifactKey, ...]:
+        raise AssertionError("nobody asks here")
+
+    async def find(self, answer_id: str, principal: Principal, *, actor: str) -> KeptAnswer:
+        raise AssertionError("nobody asks here")
+
+    async def recall(self, *_: object, **__: object) -> int:
+        return 0
 
 
 async def _never() -> bool:

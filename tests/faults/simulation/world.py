@@ -13,6 +13,7 @@ from typing import Any
 from dats_common.adapters.memory_bus import MemoryBus
 from dats_common.adapters.memory_encoder import MemoryEncoder
 from dats_common.adapters.memory_indexer import MemoryIndexer
+from dats_common.adapters.sql.evidence import SqlEvidence
 from dats_common.contracts.topology import ARTIFACT_TAINTED, EMBEDDING_INVALIDATED, TASK_VALIDATED
 from dats_common.domain.access import Principal
 from dats_common.domain.fusion import LegWeights
@@ -271,7 +272,13 @@ class World:
         ]
         writer = build_writer(
             settings,
-            WriterPorts(ledger=ledger, encoder=self.encoder, index=index, bus=self.parts.bus(self.bus, process)),
+            WriterPorts(
+                ledger=ledger,
+                evidence=SqlEvidence(process.ledger_database()),
+                encoder=self.encoder,
+                index=index,
+                bus=self.parts.bus(self.bus, process),
+            ),
             indexer=Lanes(indexers),
             progress=Progress(),
             writer_id=process.name,

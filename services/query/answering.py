@@ -1,0 +1,483 @@
+"""From a question to an answer that stands on cited sources, or to whom to ask instead.
+
+The nine steps of spec 2: model, context, budget, prompt, draft, citations, confidence, action, response; then the
+evidence is kept, which is the last look at the sources before anything leaves. One path serves whole answers and
+streams: a whole answer is a stream that was waited for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import asdict, dataclass
+
+from dats_common.domain.access import Principal
+from dats_common.domain.answerability import answerability
+from dats_common.domain.budget import BudgetRules, ModelLimits, allocate
+from dats_common.domain.citations import Issued, MarkerStream, resolve
+from dats_common.domain.claims import Claim, judge_claims, only_supported
+from dats_common.domain.confidence import NO_CONFIDENCE, Action, Confidence, action_for, confidence
+from dats_common.domain.model import ArtifactKey, ChunkRef
+from dats_common.domain.prompt import (
+    INSUFFICIENT_CONTEXT,
+    Message,
+    PromptSource,
+    build_messages,
+    prompt_hash,
+    show_source,
+)
+from dats_common.domain.quality import QualityRules, select
+from dats_common.domain.route_target import (
+    NO_TAGS,
+    RouteTarget,
+    nothing_found,
+    primary_tag,
+    to_admin,
+    to_owner,
+)
+from dats_common.errors import ContextError, ContextTruncatedError, LLMConnectionError, ModelNotAllowedError
+from dats_common.ports import (
+    AnswerRecord,
+    Assignment,
+    Drafted,
+    Evidence,
+    Generator,
+    Ledger,
+    Owners,
+    SearchFilter,
+    TokenCounter,
+)
+from services.query.engine import Hit, QueryEngine, Question
+
+_LOOK_EVERY_S = 0.2
+"""Between two looks at the sources while a draft is shown as it is written."""
+_ATTEMPTS = 3
+"""A source that falls while its answer is written costs one."""
+_ANY_BUDGET_TOKENS = 1_000_000
+_MODE = "hybrid"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRules:
+    """What the settings fix.
+
+    Attributes:
+        models: the allowlist, by name as requests name them.
+        threshold: least confidence in percent to cite.
+        least_answerability: below it the sources do not seem to hold an answer, whatever the model says; in [0, 1].
+    """
+
+    models: Mapping[str, ModelLimits]
+    default_model: str
+    temperature: float
+    threshold: float
+    least_answerability: float
+    admin_email: str
+    budget: BudgetRules
+    quality: QualityRules
+
+    def limits_of(self, model: str) -> ModelLimits:
+        """Raises: ModelNotAllowedError."""
+        limits = self.models.get(model)
+        if limits is None:
+            raise ModelNotAllowedError(f"model {model!r} is not in the allowlist: {', '.join(sorted(self.models))}")
+        return limits
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A question, who asks, and what it may take.
+
+    Attributes:
+        history: the conversation so far, the oldest first; nobody's but the user's and the assistant's.
+        strict: leave out every sentence that its sources do not support.
+    """
+
+    text: str
+    principal: Principal
+    actor: str
+    history: tuple[Message, ...] = ()
+    model: str | None = None
+    wanted_chunks: int = 5
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer that may leave: its evidence is kept and its sources stood at that moment.
+
+    Attributes:
+        citations: the hits that the text cites, in the order of their first mention.
+        refused_markers: citations that were removed, because nobody had issued them.
+    """
+
+    answer_id: str
+    text: str
+    confidence: Confidence
+    citations: tuple[Hit, ...]
+    claims: tuple[Claim, ...]
+    action: Action
+    route_to: RouteTarget | None
+    model_used: str
+    chunks_used: int
+    context_tokens: int
+    generation_ms: float
+    refused_markers: int = 0
+
+    @property
+    def grounded(self) -> bool:
+        """Whether it cites at least one source."""
+        return bool(self.citations)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The sources that the model is given, before it writes."""
+
+    answer_id: str
+    model: str
+    hits: tuple[Hit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cited:
+    """A source that the text has just cited for the first time."""
+
+    hit: Hit
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """A source fell while the answer was written: what was shown of it must be taken back."""
+
+    answer_id: str
+    fallen: tuple[ArtifactKey, ...]
+
+
+Happening = Found | str | Cited | Answer | Withdrawn
+"""What becomes known while an answer is made; a string is text that may be shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """What the model is sent, and what its aliases stand for."""
+
+    assignment: Assignment
+    issued: Issued
+    hits: tuple[Hit, ...]
+    counted_tokens: int
+    counted_by: str
+    context_tokens: int
+
+    @property
+    def context(self) -> str:
+        return "\n".join(hit.passage.text for hit in self.hits)
+
+    def hit_of(self, source_id: str) -> Hit:
+        return next(hit for hit in self.hits if hit.passage.ref.source_id == source_id)
+
+
+def new_answer_id() -> str:
+    """Names an answer that nobody else has named."""
+    return f"ans-{uuid.uuid4()}"
+
+
+class AnswerEngine:
+    """Stateless between questions, as retrieval is; answers are kept in the ledger."""
+
+    def __init__(
+        self,
+        *,
+        retrieval: QueryEngine,
+        generator: Generator,
+        fallback: Generator | None,
+        counter: TokenCounter,
+        ledger: Ledger,
+        evidence: Evidence,
+        owners: Owners,
+        rules: AnswerRules,
+        body_of: Callable[[Answer], Mapping[str, object]],
+    ) -> None:
+        self._retrieval = retrieval
+        self._generator = generator
+        self._fallback = fallback
+        self._counter = counter
+        self._ledger = ledger
+        self._evidence = evidence
+        self._owners = owners
+        self._rules = rules
+        self._body_of = body_of
+
+    async def answer(self, ask: Ask) -> Answer:
+        """A whole answer; where a source falls meanwhile it is written again from what stands.
+
+        Raises: ModelNotAllowedError, TokenBudgetExceededError, LLMConnectionError, LLMTimeoutError, ContextError,
+            LedgerUnavailable, IndexUnavailable, EncoderUnavailable.
+        """
+        for _ in range(_ATTEMPTS):
+            async with aclosing(self.happenings(ask, answer_id=new_answer_id())) as happenings:
+                async for happening in happenings:
+                    if isinstance(happening, Answer):
+                        return happening
+        raise ContextError(f"sources were withdrawn while the answer was written, {_ATTEMPTS} times")
+
+    async def happenings(self, ask: Ask, *, answer_id: str) -> AsyncGenerator[Happening]:
+        """An answer as it is made. The last one is an `Answer`, or `Withdrawn`. Closing it early stops the model.
+
+        Raises: as `answer`.
+        """
+        started = time.perf_counter()
+        model = ask.model or self._rules.default_model
+        limits = self._rules.limits_of(model)
+        generator = await self._generator_for(model)
+        hits = await self._retrieve(ask)
+        if not hits:
+            yield await self._without_context(ask, answer_id, model, started)
+            return
+        prompt = self._prompt(ask, hits, model=model, limits=limits)
+        if not prompt.hits:
+            raise ContextError("no source fits the model's window beside rules, question and conversation")
+        yield Found(answer_id, model, prompt.hits)
+        draft = _Draft(prompt, stands=self._stands(prompt, ask.principal))
+        async with aclosing(generator.generate(prompt.assignment)) as pieces:
+            async for piece in pieces:
+                for shown in await draft.take(piece):
+                    if not ask.strict:  # which sentences stay is known only at the end
+                        yield shown
+                if draft.fell:
+                    break
+        for shown in draft.rest():
+            if not ask.strict:
+                yield shown
+        self._require_whole(prompt, draft)
+        made = await self._judge(ask, answer_id, prompt, draft, generator, started)
+        if fallen := await self._keep(ask, made, prompt, draft):
+            yield Withdrawn(answer_id, fallen)
+            return
+        if ask.strict:
+            yield made.text
+        yield made
+
+    # ------------------------------------------------------------------------------------------------- before the draft
+
+    async def _generator_for(self, model: str) -> Generator:
+        try:
+            await self._generator.require(model)
+        except LLMConnectionError:
+            if self._fallback is None:
+                raise
+            return self._fallback
+        return self._generator
+
+    async def _retrieve(self, ask: Ask) -> list[Hit]:
+        quality = self._rules.quality
+        found = await self._retrieval.retrieve(
+            Question(
+                text=ask.text,
+                mode=_MODE,
+                where=SearchFilter(principal=ask.principal),
+                top_k=quality.candidates(ask.wanted_chunks),
+                budget_tokens=_ANY_BUDGET_TOKENS,
+            )
+        )
+        return select(found.hits, rules=quality, wanted=ask.wanted_chunks)
+
+    def _prompt(self, ask: Ask, hits: Sequence[Hit], *, model: str, limits: ModelLimits) -> _Prompt:
+        basis = self._counter.basis(model)
+        sources = [_prompt_source(alias, hit) for alias, hit in enumerate(hits, start=1)]
+        source_tokens = [basis.at_most(self._counter.count(show_source(source), model=model)) for source in sources]
+        frame = build_messages(ask.text, sources=(), history=())
+        history_tokens = [basis.at_most(self._counter.count(each.content, model=model)) for each in ask.history]
+        allocation = allocate(
+            fixed_tokens=basis.at_most(self._count(frame, model)),
+            history_tokens=history_tokens,
+            source_tokens=source_tokens,
+            limits=limits,
+            rules=self._rules.budget,
+        )
+        used = [hits[position] for position in allocation.sources]
+        shown = tuple(_prompt_source(alias, hit) for alias, hit in enumerate(used, start=1))
+        history = ask.history[len(ask.history) - allocation.history :]
+        messages = build_messages(ask.text, sources=shown, history=history)
+        return _Prompt(
+            assignment=Assignment(
+                question=ask.text,
+                messages=messages,
+                sources=shown,
+                model=model,
+                window_tokens=limits.context_window,
+                max_response_tokens=allocation.response_tokens,
+                temperature=self._rules.temperature,
+            ),
+            issued=Issued.of(source.source_id for source in shown),
+            hits=tuple(used),
+            counted_tokens=self._count(messages, model),
+            counted_by=basis.source,
+            context_tokens=sum(self._counter.count(source.text, model=model) for source in shown),
+        )
+
+    def _count(self, messages: Sequence[Message], model: str) -> int:
+        return sum(self._counter.count(message.content, model=model) for message in messages)
+
+    def _stands(self, prompt: _Prompt, principal: Principal) -> Callable[[], Awaitable[bool]]:
+        refs = [hit.passage.ref for hit in prompt.hits]
+
+        async def stands() -> bool:
+            return len(await self._ledger.still_live(refs, principal)) == len(refs)
+
+        return stands
+
+    # -------------------------------------------------------------------------------------------------- after the draft
+
+    def _require_whole(self, prompt: _Prompt, draft: _Draft) -> None:
+        """Raises: ContextTruncatedError: by its own count the model cannot have read all of the prompt."""
+        evaluated = draft.end.prompt_tokens if draft.end else None
+        basis = self._counter.basis(prompt.assignment.model)
+        if evaluated is not None and basis.was_cut(counted=prompt.counted_tokens, evaluated=evaluated):
+            raise ContextTruncatedError(
+                f"the model read {evaluated} tokens of a prompt of about {prompt.counted_tokens}: its window was cut"
+            )
+
+    async def _judge(
+        self, ask: Ask, answer_id: str, prompt: _Prompt, draft: _Draft, generator: Generator, started: float
+    ) -> Answer:
+        resolved = resolve(draft.text, prompt.issued)
+        texts = {hit.passage.ref.source_id: hit.passage.text for hit in prompt.hits}
+        claims = judge_claims(resolved, texts)
+        if ask.strict:
+            resolved, claims = only_supported(resolved, claims, texts, prompt.issued)
+        rating = None if draft.fell else await generator.rate(prompt.assignment, resolved.text)
+        score = confidence(
+            [hit.similarity for hit in prompt.hits], answer=resolved.text, context=prompt.context, rating=rating
+        )
+        action, why = action_for(score, threshold=self._rules.threshold), f"Low confidence: {score.overall}%"
+        if not resolved.source_ids:
+            action, why = "ROUTE", "No source is cited"
+        elif answerability(ask.text, prompt.assignment.sources) < self._rules.least_answerability:
+            action, why = "ROUTE", "The sources do not seem to answer the question"
+        return Answer(
+            answer_id=answer_id,
+            text=resolved.text,
+            confidence=score,
+            citations=tuple(prompt.hit_of(source_id) for source_id in resolved.source_ids),
+            claims=claims,
+            action=action,
+            route_to=await self._route(ask, prompt.hits, why=why) if action == "ROUTE" else None,
+            model_used=draft.end.model if draft.end else prompt.assignment.model,
+            chunks_used=len(prompt.hits),
+            context_tokens=prompt.context_tokens,
+            generation_ms=(time.perf_counter() - started) * 1e3,
+            refused_markers=resolved.refused,
+        )
+
+    async def _route(self, ask: Ask, hits: Sequence[Hit], *, why: str) -> RouteTarget:
+        admin_email = self._rules.admin_email
+        tag = primary_tag([hit.passage.metadata.tags for hit in hits])
+        if tag is None:
+            return to_admin(admin_email=admin_email, why=f"{why}. {NO_TAGS}")
+        owner = await self._owners.owner_of(tag, tenant_id=ask.principal.tenant_id)
+        if owner is None or owner.user_id is None:
+            return to_admin(admin_email=admin_email, why=f"{why}. No owner for tag '{tag}'")
+        if owner.email is None:
+            return to_admin(admin_email=admin_email, why=f"{why}. Owner not found for tag '{tag}'")
+        return to_owner(tag, user_id=owner.user_id, email=owner.email, why=why)
+
+    async def _without_context(self, ask: Ask, answer_id: str, model: str, started: float) -> Answer:
+        made = Answer(
+            answer_id=answer_id,
+            text=INSUFFICIENT_CONTEXT,
+            confidence=NO_CONFIDENCE,
+            citations=(),
+            claims=(),
+            action="ROUTE",
+            route_to=nothing_found(admin_email=self._rules.admin_email),
+            model_used=model,
+            chunks_used=0,
+            context_tokens=0,
+            generation_ms=(time.perf_counter() - started) * 1e3,
+        )
+        await self._evidence.keep(self._record(ask, made, prompt=None, end=None))
+        return made
+
+    async def _keep(self, ask: Ask, made: Answer, prompt: _Prompt, draft: _Draft) -> tuple[ArtifactKey, ...]:
+        return await self._evidence.keep(self._record(ask, made, prompt=prompt, end=draft.end))
+
+    def _record(self, ask: Ask, made: Answer, *, prompt: _Prompt | None, end: Drafted | None) -> AnswerRecord:
+        refs: tuple[ChunkRef, ...] = tuple(hit.passage.ref for hit in prompt.hits) if prompt else ()
+        return AnswerRecord(
+            answer_id=made.answer_id,
+            tenant_id=ask.principal.tenant_id,
+            actor=ask.actor,
+            user_id=ask.principal.user_id,
+            scope_hash=_scope_hash(ask.principal),
+            question=ask.text,
+            model=made.model_used,
+            prompt_hash=prompt_hash(prompt.assignment.messages) if prompt else "",
+            counted_tokens=prompt.counted_tokens if prompt else 0,
+            counted_by=prompt.counted_by if prompt else "",
+            prompt_tokens=end.prompt_tokens if end else None,
+            response_tokens=end.response_tokens if end else None,
+            confidence=made.confidence.overall,
+            action=made.action,
+            refs=refs,
+            body=self._body_of(made),
+        )
+
+
+class _Draft:
+    """What the model has written so far, and how much of it may be shown."""
+
+    def __init__(self, prompt: _Prompt, *, stands: Callable[[], Awaitable[bool]]) -> None:
+        self._prompt = prompt
+        self._stands = stands
+        self._markers = MarkerStream(prompt.issued)
+        self._raw: list[str] = []
+        self._looked_s = time.monotonic()
+        self.end: Drafted | None = None
+        self.fell = False
+
+    @property
+    def text(self) -> str:
+        """As the model wrote it, markers and all."""
+        return "".join(self._raw)
+
+    async def take(self, piece: str | Drafted) -> list[str | Cited]:
+        """What may be shown now; nothing once a source has fallen."""
+        if isinstance(piece, Drafted):
+            self.end = piece
+            return []
+        self._raw.append(piece)
+        if time.monotonic() - self._looked_s >= _LOOK_EVERY_S:
+            self.fell = not await self._stands()
+            self._looked_s = time.monotonic()
+        return [] if self.fell else self._shown(self._markers.feed(piece))
+
+    def rest(self) -> list[str | Cited]:
+        """What was held back as a possible marker."""
+        return [] if self.fell else self._shown(self._markers.finish())
+
+    def _shown(self, text: str) -> list[str | Cited]:
+        new = [Cited(self._prompt.hit_of(source_id)) for source_id in self._markers.new_citations()]
+        return [*([text] if text else []), *new]
+
+
+def _prompt_source(alias: int, hit: Hit) -> PromptSource:
+    metadata = hit.passage.metadata
+    return PromptSource(
+        alias=alias,
+        source_id=hit.passage.ref.source_id,
+        document_name=metadata.title or hit.passage.ref.key.artifact_id,
+        text=hit.passage.text,
+        similarity=hit.similarity,
+    )
+
+
+def _scope_hash(principal: Principal) -> str:
+    """Tells apart what two askers could see, without saying what."""
+    scope = asdict(principal)
+    canonical = {name: sorted(value) if isinstance(value, frozenset) else value for name, value in scope.items()}
+    return hashlib.sha256(json.dumps(canonical, sort_keys=True).encode()).hexdigest()
