@@ -90,6 +90,7 @@ class World:
         self._planned: dict[tuple[str, int], Fault] = {(f.point, f.visit): f for f in scenario.faults}
         self._points = {fault.point for fault in scenario.faults}
         self._outstanding = 0
+        self._requests: list[tuple[Process, asyncio.Task[None]]] = []
         self._asking: asyncio.Event | None = None
 
     # -------------------------------------------------------------------------------------- nondeterminism, all of it
@@ -318,7 +319,9 @@ class World:
         self.trace("producer", f"sends {type(event).__name__} {event.number}")
         if isinstance(event, Tainted) and event.over_http:
             if self.processes[REPLICA].lane.state is State.RUNNING:
-                self.loop.start(self.processes[REPLICA].lane, self.replica.taint(event), name=event.name)
+                replica = self.processes[REPLICA]
+                request = self.loop.start(replica.lane, self.replica.taint(event), name=event.name)
+                self._requests.append((replica, request))
             return
         if isinstance(event, Validated) and event.over_http:
             await self.bus.command(command_of(event), event_id=f"emb-{event.number}")
@@ -358,11 +361,15 @@ class World:
     async def settle(self) -> None:
         """Until nothing is under way anywhere."""
         give_up_at = self.loop.time() + QUIET_S
-        while self._outstanding or not self.record.is_quiet():
+        while self._outstanding or self._has_requests() or not self.record.is_quiet():
             if self.loop.time() > give_up_at:
                 self.record.violated("L1", f"not at rest after {QUIET_S:.0f} s: {self.record.unrest()}")
                 return
             await asyncio.sleep(0.5)
+
+    def _has_requests(self) -> bool:
+        """Whether a replica that lives is still at something; what a killed one was at has no end."""
+        return any(process.is_alive and not request.done() for process, request in self._requests)
 
     async def sweep_up(self) -> None:
         """One writer takes over in peace and sweeps: what it leaves is left for ever."""
