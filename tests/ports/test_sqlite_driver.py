@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from dats_common.adapters.sql.ledger import open_ledger
 from dats_common.adapters.sql.sqlite_driver import BEGIN_READING, BEGIN_WRITING, Connection, open_connection
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
@@ -111,3 +114,19 @@ async def test_closing_ends_the_thread_also_where_nobody_waits(tmp_path: Path) -
     for thread in started:
         await asyncio.to_thread(thread.join, 5)
     assert not ours() & started
+
+
+async def test_a_second_opening_in_one_process_leaves_the_locks_of_the_first(tmp_path: Path) -> None:
+    """Without its locks another process that closes would take the write-ahead log away from under it."""
+    path = tmp_path / "ledger.db"
+    url = f"sqlite:///{path}"
+    log = path.with_name("ledger.db-wal")
+    async with open_ledger(url) as ledger:
+        before = await ledger.activate("one")
+        async with open_ledger(url):
+            inode = log.stat().st_ino
+            visit = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('SELECT * FROM rag_tags').fetchall()"
+            await asyncio.to_thread(subprocess.run, [sys.executable, "-c", visit, path], check=True, timeout=60)
+            assert log.exists()
+            assert log.stat().st_ino == inode
+            assert await ledger.activate("two") == before + 1
