@@ -8,14 +8,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dats_common.errors import ConfigurationError, DatsError
+from dats_common.errors import ConfigurationError, DatsError, LLMConnectionError
 from dats_common.settings import Settings, describe
 from services.backends import (
+    build_fallback,
     build_token_verifier,
     engine_dir,
     ledger_url,
     open_bus,
     open_encoder,
+    open_generator,
     open_index,
     open_key_store,
     open_ledger,
@@ -52,6 +54,7 @@ async def examine(settings: Settings, *, voice: Voice) -> bool:
         ("encoder", settings.lightrag.embedding_model, _check_encoder),
         ("index", _where_index(settings), _check_index),
         ("writer", "its last heartbeat in the ledger", _check_writer),
+        ("answers", _where_answers(settings), _check_answers),
         ("callers", f"authentication {settings.auth.mode}", _check_callers),
     ]
     findings = [await _check(name, where, check, settings) for name, where, check in checks]
@@ -91,6 +94,23 @@ def _where_ledger(settings: Settings) -> str:
 def _where_index(settings: Settings) -> str:
     store = settings.qdrant
     return f"embedded engine, {engine_dir(settings)}" if store.is_embedded else store.url or store.host
+
+
+def _where_answers(settings: Settings) -> str:
+    answers = settings.answers
+    return "the sources' own sentences" if answers.generator == "extractive" else answers.ollama_base_url
+
+
+async def _check_answers(settings: Settings) -> str:
+    model = settings.answers.chat_model
+    async with open_generator(settings) as generator:
+        try:
+            await generator.require(model)
+        except LLMConnectionError as error:
+            if build_fallback(settings) is None:
+                raise LLMConnectionError(f"{error}; search needs no model. docs/answers.md has what to set") from error
+            return f"{error}; meanwhile answers are quoted from the sources"
+    return "need no model" if settings.answers.generator == "extractive" else f"{model} is there"
 
 
 async def _check_directory(settings: Settings) -> str:
