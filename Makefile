@@ -67,6 +67,10 @@ format: $(VENV)/.dev ## Let ruff write what it can
 bench: $(VENV)/.dev servers ## Ratios and latencies on this machine; writes docs/performance.md's table
 	@$(BIN)/python -m tests.bench $(BENCH)
 
+.PHONY: eval
+eval: $(VENV)/.local ## Measure answers on evaluation sets: DATA=folder (docs/answers.md)
+	@$(BIN)/dats-rag eval $(DATA) $(EVAL)
+
 .PHONY: simulate
 simulate: $(VENV)/.dev ## Seeds of the simulated fleet: SIMULATE='--seeds 0:60000 --jobs 2' (docs/reliability.md)
 	@$(BIN)/python -m tests.faults.simulation $(SIMULATE)

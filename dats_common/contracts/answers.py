@@ -53,13 +53,16 @@ class AnswerRequest(Request):
 
 
 class ConfidenceScore(Result):
-    """Source: spec 2. `llm_rated` is false where the model gave no usable rating, which counts as 0."""
+    """Source: spec 2. What is ours: `llm_rated` is false where the model gave no usable rating, which counts as 0;
+    `answerability`, in [0, 1], says whether the sources seem to hold an answer at all, and is no part of `overall`.
+    """
 
     overall: int
     retrieval_score: float
     coverage_score: float
     llm_score: int
     llm_rated: bool
+    answerability: float
 
 
 class Citation(Result):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from importlib.metadata import version as distribution_version
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -215,6 +216,19 @@ def ask(
     if found.route_to is not None:
         voice.say(f"Ask {found.route_to.owner_email}: {found.route_to.reason}")
         raise typer.Exit(EXIT_NO)
+
+
+@app.command(name="eval")
+def evaluate(
+    folder: Annotated[Path, typer.Argument(help="A folder with evaluation sets.", exists=True, file_okay=False)],
+    out: Annotated[Path, typer.Option("--out", help="Where the report goes.")] = Path("evaluation"),
+    questions: Annotated[int, typer.Option("--questions", min=1, help="Questions of each kind.")] = 200,
+    as_json: Json = False,
+) -> None:
+    """Measure answers on evaluation sets, with a fleet of its own."""
+    from services.cli.evaluating import evaluate as run_evaluation
+
+    run_evaluation(folder, out=out, most=questions, voice=Voice(as_json=as_json))
 
 
 @app.command()

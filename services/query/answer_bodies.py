@@ -23,6 +23,7 @@ def response_of(made: Answer) -> AnswerResponse:
             coverage_score=round(score.coverage_score, 6),
             llm_score=score.llm_score,
             llm_rated=score.llm_rated,
+            answerability=round(made.answerability, 6),
         ),
         citations=[citation_of(hit) for hit in made.citations],
         action=made.action,

@@ -111,6 +111,7 @@ class Answer:
     """An answer that may leave: its evidence is kept and its sources stood at that moment.
 
     Attributes:
+        answerability: whether the sources seem to hold an answer at all, in [0, 1]; no part of the confidence.
         citations: the hits that the text cites, in the order of their first mention.
         refused_markers: citations that were removed, because nobody had issued them.
     """
@@ -118,6 +119,7 @@ class Answer:
     answer_id: str
     text: str
     confidence: Confidence
+    answerability: float
     citations: tuple[Hit, ...]
     claims: tuple[Claim, ...]
     action: Action
@@ -354,15 +356,17 @@ class AnswerEngine:
         score = confidence(
             [hit.similarity for hit in prompt.hits], answer=resolved.text, context=prompt.context, rating=rating
         )
+        answerable = answerability(ask.text, prompt.assignment.sources)
         action, why = action_for(score, threshold=self._rules.threshold), f"Low confidence: {score.overall}%"
         if not resolved.source_ids:
             action, why = "ROUTE", "No source is cited"
-        elif answerability(ask.text, prompt.assignment.sources) < self._rules.least_answerability:
+        elif answerable < self._rules.least_answerability:
             action, why = "ROUTE", "The sources do not seem to answer the question"
         return Answer(
             answer_id=answer_id,
             text=resolved.text,
             confidence=score,
+            answerability=answerable,
             citations=tuple(prompt.hit_of(source_id) for source_id in resolved.source_ids),
             claims=claims,
             action=action,
@@ -391,6 +395,7 @@ class AnswerEngine:
             answer_id=answer_id,
             text=INSUFFICIENT_CONTEXT,
             confidence=NO_CONFIDENCE,
+            answerability=0.0,
             citations=(),
             claims=(),
             action="ROUTE",

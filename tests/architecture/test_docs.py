@@ -175,7 +175,7 @@ class Place:
     def _moved(self, text: str) -> str:
         text = text.replace("127.0.0.1:8000", f"127.0.0.1:{self.port}")
         text = re.sub(
-            r"\bdats-rag (search|taint|verify)\b", rf"dats-rag \1 --url http://127.0.0.1:{self.port}/api/v1", text
+            r"\bdats-rag (search|ask|taint|verify)\b", rf"dats-rag \1 --url http://127.0.0.1:{self.port}/api/v1", text
         )
         return text.replace("amqp://guest:guest@localhost:5672/", self.amqp_url)
 
