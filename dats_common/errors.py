@@ -20,6 +20,7 @@ DatsError
 │   ├── ContextError                Unavailable: sources fell while the answer was written, each time again
 │   │   └── ContextTruncatedError   the model read less than it was sent; such an answer is never shown
 │   ├── LLMConnectionError          Unavailable: the model server is away, broke off or sent nonsense
+│   │   ├── ResponseCutError        the longest response was reached in mid-answer
 │   │   └── ModelUnavailableError   the model is not there, or too large for the server's memory
 │   └── LLMTimeoutError             DeadlineExceeded, a 504
 ├── Fenced                  another writer has taken over: give the messages back, activate again
@@ -57,7 +58,8 @@ class NotFound(Refused):
 class Unavailable(DatsError):
     """Something we stand on is away for now; the same input may succeed later."""
 
-    retry_after_s: float = 5.0
+    retry_after_s: float | None = 5.0
+    """When to try again; None: no sooner for waiting."""
 
 
 class LedgerUnavailable(Unavailable):
@@ -125,9 +127,17 @@ class ContextError(RAGServiceError, Unavailable):
 class ContextTruncatedError(ContextError):
     """The model server evaluated fewer tokens than the prompt has: it cut something off, maybe the rules."""
 
+    retry_after_s = None
+
 
 class LLMConnectionError(RAGServiceError, Unavailable):
     """The model server is away, busy, broke off, or sent what cannot be read."""
+
+
+class ResponseCutError(LLMConnectionError):
+    """The model was not done when it reached the longest response. Half an answer is not shown."""
+
+    retry_after_s = None
 
 
 class ModelUnavailableError(LLMConnectionError):

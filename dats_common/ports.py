@@ -457,7 +457,7 @@ class AnswerRecord:
     Attributes:
         actor: who asked, as in the audit.
         user_id: the end user it was asked for.
-        scope_hash: SHA-256 hex of what the asker could see.
+        project_ids, tags: what the asker could see; None: all of the tenant's.
         prompt_hash: SHA-256 hex of the messages.
         counted_tokens, counted_by: of the prompt, by us and how; `prompt_tokens` and `response_tokens` by the model.
         refs: the chunks of the prompt, all of them: a source that is not cited may have shaped the answer too.
@@ -468,7 +468,8 @@ class AnswerRecord:
     tenant_id: str
     actor: str
     user_id: str | None
-    scope_hash: str
+    project_ids: frozenset[str] | None
+    tags: frozenset[str] | None
     question: str
     model: str
     prompt_hash: str
@@ -510,7 +511,8 @@ class Evidence(Protocol):
         """The answer, its sources judged now. Raises: NotFound: there is none, or it is another's; LedgerUnavailable.
 
         Args:
-            actor: an answer is for whoever asked for it, the same user, and the tenant's admins.
+            actor: an answer is for whoever asked for it and for the same user, and for the tenant's admins where it
+                was asked for no user; and only for those who may see at least what the asker could.
         """
 
     async def recall(

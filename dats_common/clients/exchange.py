@@ -144,8 +144,9 @@ def batch_invalidate_call(
 
 
 def answer_call(query: str, **asked: Any) -> Call[AnswerResponse]:
-    """POST /answer; what is None is left to the service."""
-    return Call("POST", "/answer", AnswerResponse, body=_encode({"query": query, **asked}))
+    """POST /answer; what is None is left to the service. Repeated only where it surely was not begun: it is a model's
+    time."""
+    return Call("POST", "/answer", AnswerResponse, body=_encode({"query": query, **asked}), repeatable=False)
 
 
 def find_answer_call(answer_id: str, *, tenant_id: str | None, user_id: str | None) -> Call[StoredAnswer]:

@@ -9,7 +9,6 @@ from dats_common.domain.citations import Issued, Resolved, resolve, strip_marker
 from dats_common.domain.grounding import judge
 from dats_common.domain.prompt import INSUFFICIENT
 from dats_common.domain.sentences import sentences
-from dats_common.domain.terms import key_terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class Claim:
 
 
 def judge_claims(answer: Resolved, texts: Mapping[str, str]) -> tuple[Claim, ...]:
-    """The claims of an answer, in its order. What has no terms claims nothing, nor does saying that one cannot answer.
+    """The claims of an answer, in its order. What has no word claims nothing, nor does saying that one cannot answer.
 
     Args:
         texts: of the prompt's sources by their ids.
@@ -39,7 +38,7 @@ def judge_claims(answer: Resolved, texts: Mapping[str, str]) -> tuple[Claim, ...
     claims = []
     for start, end in sentences(answer.text):
         said = strip_markers(answer.text[start:end]).strip()
-        if not key_terms(said) or said in INSUFFICIENT:
+        if said == INSUFFICIENT or not any(map(str.isalnum, said)):
             continue
         cited = tuple(dict.fromkeys(span.source_id for span in answer.spans if start <= span.start < end))
         support = judge(said, [texts[source_id] for source_id in cited]) if cited else None

@@ -3,7 +3,7 @@ at each read."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from dats_common.domain.model import ArtifactKey
 from dats_common.ports import Evidence
@@ -11,16 +11,15 @@ from dats_common.ports import Evidence
 _AT_ONCE = 500
 
 
-async def recall_all(
+async def recalled(
     evidence: Evidence, keys: Sequence[ArtifactKey] | None = None, *, cascade_id: str | None = None
-) -> int:
-    """Queue `answer.recalled` for every answer that stood on these artifacts, or on any. Returns how many.
+) -> AsyncIterator[int]:
+    """Queue `answer.recalled` for every answer that stood on these artifacts, or on any: how many, part by part.
 
     Raises: LedgerUnavailable: some may be left; they are found by the next call.
     """
-    recalled = 0
     while True:
         part = await evidence.recall(keys, cascade_id=cascade_id, limit=_AT_ONCE)
-        recalled += part
+        yield part
         if part < _AT_ONCE:
-            return recalled
+            return

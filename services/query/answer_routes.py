@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Header, Path, Query
+from fastapi import APIRouter, Header, Path, Query, Request
 from starlette.responses import StreamingResponse
 
 from dats_common.contracts.answers import AnswerRequest, AnswerResponse, StoredAnswer
 from dats_common.contracts.fields import Identifier, TenantId
 from dats_common.domain.access import Caller
 from dats_common.domain.prompt import Message
-from dats_common.errors import ContextTruncatedError, DatsError
+from dats_common.errors import ContextTruncatedError, DatsError, DeadlineExceeded
 from dats_common.ports import KeptAnswer
 from dats_common.telemetry.logs import log
 from services.query.answer_bodies import response_of
@@ -21,6 +22,8 @@ from services.query.answering import Answer, Ask
 from services.query.event_stream import HEADERS, MEDIA_TYPE, as_events, event, position
 from services.query.requests import PROBLEMS, Asking, Services, StrictJsonRoute, within
 from services.query.services import QueryServices
+
+T = TypeVar("T")
 
 router = APIRouter(
     prefix="/api/v1",
@@ -30,7 +33,7 @@ router = APIRouter(
 
 
 @router.post("/answer", summary="A grounded answer with citations, or whom to ask")
-async def answer(request: AnswerRequest, services: Services, caller: Asking) -> AnswerResponse:
+async def answer(request: AnswerRequest, services: Services, caller: Asking, http: Request) -> AnswerResponse:
     """Answers from what the caller may see; every citation is a chunk that was read for this answer and is live.
 
     Below the confidence threshold, or where nothing is cited, `action` is ROUTE and `route_to` says whom to ask.
@@ -39,12 +42,32 @@ async def answer(request: AnswerRequest, services: Services, caller: Asking) -> 
     with services.metrics.timed(services.metrics.answer_latency):
         try:
             async with within(services.limits.answer_deadline_s):
-                made = await services.answers.answer(ask)
+                made = await _unless_gone(http, services.answers.answer(ask))
         except DatsError as error:
             observe(services, error)
             raise
     observe(services, made)
     return response_of(made)
+
+
+async def _unless_gone(http: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result; a client that leaves stops the work. Raises: DeadlineExceeded: to nobody."""
+    working = asyncio.create_task(work, name="answer")
+    leaving = asyncio.create_task(_left(http), name="client")
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise DeadlineExceeded("the client has left")
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _left(http: Request) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
 
 
 @router.post(

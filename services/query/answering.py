@@ -7,18 +7,16 @@ streams: a whole answer is a stream that was waited for.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from dats_common.domain.access import Principal
 from dats_common.domain.answerability import answerability
 from dats_common.domain.budget import BudgetRules, ModelLimits, allocate
-from dats_common.domain.citations import Issued, MarkerStream, resolve
+from dats_common.domain.citations import Issued, MarkerStream, Resolved, resolve
 from dats_common.domain.claims import Claim, judge_claims, only_supported
 from dats_common.domain.confidence import NO_CONFIDENCE, Action, Confidence, action_for, confidence
 from dats_common.domain.model import ArtifactKey, ChunkRef
@@ -53,7 +51,7 @@ from dats_common.ports import (
 )
 from services.query.engine import Hit, QueryEngine, Question
 
-_LOOK_EVERY_S = 0.2
+LOOK_EVERY_S = 0.2
 """Between two looks at the sources while a draft is shown as it is written."""
 _ATTEMPTS = 3
 """A source that falls while its answer is written costs one."""
@@ -203,6 +201,7 @@ class AnswerEngine:
         owners: Owners,
         rules: AnswerRules,
         body_of: Callable[[Answer], Mapping[str, object]],
+        look_every_s: float = LOOK_EVERY_S,
     ) -> None:
         self._retrieval = retrieval
         self._generator = generator
@@ -213,6 +212,7 @@ class AnswerEngine:
         self._owners = owners
         self._rules = rules
         self._body_of = body_of
+        self._look_every_s = look_every_s
 
     async def answer(self, ask: Ask) -> Answer:
         """A whole answer; where a source falls meanwhile it is written again from what stands.
@@ -244,7 +244,7 @@ class AnswerEngine:
         if not prompt.hits:
             raise ContextError("no source fits the model's window beside rules, question and conversation")
         yield Found(answer_id, model, prompt.hits)
-        draft = _Draft(prompt, stands=self._stands(prompt, ask.principal))
+        draft = _Draft(prompt, stands=self._stands(prompt, ask.principal), look_every_s=self._look_every_s)
         async with aclosing(generator.generate(prompt.assignment)) as pieces:
             async for piece in pieces:
                 for shown in await draft.take(piece):
@@ -357,11 +357,7 @@ class AnswerEngine:
             [hit.similarity for hit in prompt.hits], answer=resolved.text, context=prompt.context, rating=rating
         )
         answerable = answerability(ask.text, prompt.assignment.sources)
-        action, why = action_for(score, threshold=self._rules.threshold), f"Low confidence: {score.overall}%"
-        if not resolved.source_ids:
-            action, why = "ROUTE", "No source is cited"
-        elif answerable < self._rules.least_answerability:
-            action, why = "ROUTE", "The sources do not seem to answer the question"
+        action, why = self._act(score, resolved, claims, answerable)
         return Answer(
             answer_id=answer_id,
             text=resolved.text,
@@ -377,6 +373,20 @@ class AnswerEngine:
             generation_ms=(time.perf_counter() - started) * 1e3,
             refused_markers=resolved.refused,
         )
+
+    def _act(
+        self, score: Confidence, resolved: Resolved, claims: Sequence[Claim], answerable: float
+    ) -> tuple[Action, str]:
+        """Whether the answer may be cited; if not, why."""
+        if not resolved.source_ids:
+            return "ROUTE", "No source is cited"
+        if action_for(score, threshold=self._rules.threshold) == "ROUTE":
+            return "ROUTE", f"Low confidence: {score.overall}%"
+        if not any(claim.supported for claim in claims):
+            return "ROUTE", "No statement is supported by the source that it cites"
+        if answerable < self._rules.least_answerability:
+            return "ROUTE", "The sources do not seem to answer the question"
+        return "CITE", ""
 
     async def _route(self, ask: Ask, hits: Sequence[Hit], *, why: str) -> RouteTarget:
         admin_email = self._rules.admin_email
@@ -418,7 +428,8 @@ class AnswerEngine:
             tenant_id=ask.principal.tenant_id,
             actor=ask.actor,
             user_id=ask.principal.user_id,
-            scope_hash=_scope_hash(ask.principal),
+            project_ids=ask.principal.project_ids,
+            tags=ask.principal.tags,
             question=ask.text,
             model=made.model_used,
             prompt_hash=prompt_hash(prompt.assignment.messages) if prompt else "",
@@ -436,9 +447,10 @@ class AnswerEngine:
 class _Draft:
     """What the model has written so far, and how much of it may be shown."""
 
-    def __init__(self, prompt: _Prompt, *, stands: Callable[[], Awaitable[bool]]) -> None:
+    def __init__(self, prompt: _Prompt, *, stands: Callable[[], Awaitable[bool]], look_every_s: float) -> None:
         self._prompt = prompt
         self._stands = stands
+        self._look_every_s = look_every_s
         self._markers = MarkerStream(prompt.issued)
         self._raw: list[str] = []
         self._looked_s = time.monotonic()
@@ -456,7 +468,7 @@ class _Draft:
             self.end = piece
             return []
         self._raw.append(piece)
-        if time.monotonic() - self._looked_s >= _LOOK_EVERY_S:
+        if time.monotonic() - self._looked_s >= self._look_every_s:
             self.fell = not await self._stands()
             self._looked_s = time.monotonic()
         return [] if self.fell else self._shown(self._markers.feed(piece))
@@ -479,10 +491,3 @@ def _prompt_source(alias: int, hit: Hit) -> PromptSource:
         text=hit.passage.text,
         similarity=hit.similarity,
     )
-
-
-def _scope_hash(principal: Principal) -> str:
-    """Tells apart what two askers could see, without saying what."""
-    scope = asdict(principal)
-    canonical = {name: sorted(value) if isinstance(value, frozenset) else value for name, value in scope.items()}
-    return hashlib.sha256(json.dumps(canonical, sort_keys=True).encode()).hexdigest()

@@ -25,8 +25,8 @@ Numbered = tuple[int, Happening | DatsError]
 
 
 def event(name: str, data: Any, *, event_id: str) -> str:
-    """One event; its data is one line of JSON."""
-    return f"id: {event_id}\nevent: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
+    """One event; its data is one line of JSON, in ASCII: readers of lines split at other characters too."""
+    return f"id: {event_id}\nevent: {name}\ndata: {json.dumps(data)}\n\n"
 
 
 def position(last_event_id: str) -> tuple[str, int]:

@@ -31,7 +31,7 @@ from dats_common.domain.access import Principal
 from dats_common.domain.citations import snippet
 from dats_common.domain.model import ArtifactKey, EventTime, Scope, Taint
 from dats_common.errors import Forbidden, QueueFull
-from dats_common.maintenance.recall import recall_all
+from dats_common.maintenance.recall import recalled
 from dats_common.ports import ArtifactOutcome, SearchFilter, TaintReceipt
 from dats_common.telemetry.logs import log
 from dats_common.telemetry.metrics import CONTENT_TYPE
@@ -257,8 +257,10 @@ async def _commit(services: QueryServices, taint: Taint, *, reason: str) -> int:
 
 
 async def _recall(services: QueryServices, receipt: TaintReceipt) -> None:
-    if receipt.fallen and await recall_all(services.evidence, receipt.fallen, cascade_id=receipt.cascade_id):
-        await services.relay.drain()
+    if receipt.fallen:
+        async for part in recalled(services.evidence, receipt.fallen, cascade_id=receipt.cascade_id):
+            if part:
+                await services.relay.drain()
 
 
 # ---------------------------------------------------------------------------------------------------------- health

@@ -7,12 +7,12 @@ lain here for long before the sources were looked at again.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from dats_common.domain.model import ArtifactKey
-from dats_common.errors import DatsError, DeadlineExceeded
+from dats_common.errors import DatsError, DeadlineExceeded, InvalidInput, Unavailable
 from dats_common.ports import Ledger
 from dats_common.telemetry.logs import log
 from services.query.answering import Answer, AnswerEngine, Ask, Found, Happening, Withdrawn, new_answer_id
@@ -59,25 +59,32 @@ class Streams:
         self._ledger = ledger
         self._deadline_s = deadline_s
         self._grace_s = grace_s
-        self._running: dict[str, tuple[Stream, asyncio.Task[None]]] = {}
+        self._running: dict[str, Stream] = {}
+        self._tasks: dict[Stream, asyncio.Task[None]] = {}
 
     def begin(self, ask: Ask) -> Stream:
         """Have an answer written, for as long as somebody listens."""
         stream = Stream(new_answer_id(), ask)
         task = asyncio.create_task(self._write(stream), name=stream.answer_id)
-        self._running[stream.answer_id] = (stream, task)
-        task.add_done_callback(lambda _: self._running.pop(stream.answer_id, None))
+        self._running[stream.answer_id] = stream
+        self._tasks[stream] = task
+        task.add_done_callback(lambda _: self._forget(stream))
         return stream
 
     def running(self, answer_id: str, ask: Ask) -> Stream | None:
         """One that is still being written, for the same asker."""
-        stream, _ = self._running.get(answer_id, (None, None))
+        stream = self._running.get(answer_id)
         return stream if stream is not None and stream.is_of(ask) and not stream.is_over else None
 
     async def listen(self, stream: Stream, *, after: int = 0) -> AsyncGenerator[tuple[int, Happening | DatsError]]:
-        """What happens, each with its number from 1, from behind `after` to the end of the answer."""
+        """What happens, each with its number from 1, from behind `after` to the end of the answer.
+
+        Raises: InvalidInput: nothing of that number has happened yet.
+        """
+        if after > len(stream.happened):
+            raise InvalidInput(f"this answer has {len(stream.happened)} events so far, not {after}")
         stream.listeners += 1
-        looked_s = asyncio.get_running_loop().time()
+        looked_s = -math.inf
         try:
             number = after
             while True:
@@ -88,8 +95,7 @@ class Streams:
                 now_s = asyncio.get_running_loop().time()
                 if min(now_s - at_s, now_s - looked_s) > _FRESH_S:
                     looked_s = now_s
-                    if fallen := await self._fallen(stream):
-                        happening = Withdrawn(stream.answer_id, fallen)
+                    happening = await self._unless_fallen(stream, happening)
                 yield number, happening
                 if isinstance(happening, Answer | Withdrawn | DatsError):
                     return
@@ -113,21 +119,32 @@ class Streams:
         except Exception as error:
             log("query").error("request_failed", route="answer/stream", error_type=type(error).__name__)
             stream.add(DatsError("the service failed; it has been logged"))
+        finally:
+            if not stream.is_over:  # cancelled: whoever listens all the same must not wait for ever
+                stream.add(Unavailable("the answer was stopped"))
 
-    async def _fallen(self, stream: Stream) -> tuple[ArtifactKey, ...]:
-        """Sources that are not live any more as the model was shown them. Raises: LedgerUnavailable."""
+    async def _unless_fallen(self, stream: Stream, happening: Happening | DatsError) -> Happening | DatsError:
+        """What may be shown now, instead of something that has lain here: without the ledger nothing may."""
         refs = [hit.passage.ref for hit in stream.sources.hits] if stream.sources else []
-        live = await self._ledger.still_live(refs, stream.ask.principal)
-        return tuple(sorted({ref.key for ref in refs if ref not in live}))
+        try:
+            live = await self._ledger.still_live(refs, stream.ask.principal)
+        except DatsError as error:
+            return error
+        fallen = tuple(sorted({ref.key for ref in refs if ref not in live}))
+        return Withdrawn(stream.answer_id, fallen) if fallen else happening
+
+    def _forget(self, stream: Stream) -> None:
+        self._running.pop(stream.answer_id, None)
+        del self._tasks[stream]
 
     def _stop_unheard(self, stream: Stream) -> None:
-        _, task = self._running.get(stream.answer_id, (None, None))
-        if task is not None and not stream.listeners:
+        if not stream.listeners and (task := self._tasks.get(stream)) is not None:
+            self._running.pop(stream.answer_id, None)
             task.cancel()
 
     async def close(self) -> None:
         """Stop them all."""
-        tasks = [task for _, task in self._running.values()]
+        tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

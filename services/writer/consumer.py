@@ -14,7 +14,7 @@ from dats_common.contracts.readable import Names, names_in
 from dats_common.contracts.topology import COMMANDS_QUEUE, TAINTS_QUEUE, VALIDATED_QUEUE
 from dats_common.domain.settlement import OUTAGE_PAUSE_S, DeadLetter, GiveBack, Retry, Settlement, describe, settle
 from dats_common.errors import BrokerUnavailable, Fenced, Unavailable
-from dats_common.maintenance.recall import recall_all
+from dats_common.maintenance.recall import recalled
 from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
 from dats_common.ports import Bus, Delivery, Evidence, Ledger, Subscription, TaintReceipt
@@ -262,8 +262,11 @@ class Consumer:
             await subscription.ack(delivery)
         try:
             for receipt in receipts:
-                if receipt.fallen and await recall_all(self._evidence, receipt.fallen, cascade_id=receipt.cascade_id):
-                    await self._relay_quietly()
+                if receipt.fallen:
+                    async for part in recalled(self._evidence, receipt.fallen, cascade_id=receipt.cascade_id):
+                        self._progress.moved()
+                        if part:
+                            await self._relay_quietly()
                 await self._sweeper.sweep(receipt.fallen)
                 self._progress.moved()
         except Unavailable:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from dats_common.contracts.topology import COMMANDS_QUEUE, VALIDATED_QUEUE
 from dats_common.errors import Fenced, Unavailable
-from dats_common.maintenance.recall import recall_all
+from dats_common.maintenance.recall import recalled
 from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
 from dats_common.ports import Bus, Encoder, Evidence, Heartbeat, Index, Ledger
@@ -127,13 +127,13 @@ class Writer:
         while True:
             await asyncio.sleep(self.sweep_interval_s)
             try:
-                recalled = await recall_all(self.evidence)
+                answers = sum([part async for part in recalled(self.evidence)])
                 removed = await self.sweeper.sweep_all()
             except Unavailable as error:
                 log("writer").warning("sweep_postponed", detail=str(error))
                 continue
-            if recalled:
-                log("writer").info("answers_recalled", count=recalled)
+            if answers:
+                log("writer").info("answers_recalled", count=answers)
             self.metrics.swept.inc(removed)
             if removed:
                 log("writer").info("dead_generations_swept", removed=removed)

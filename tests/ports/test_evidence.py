@@ -74,7 +74,8 @@ def answer(answer_id: str, *refs: ChunkRef, **changes: Any) -> AnswerRecord:
         tenant_id="default",
         actor=ACTOR,
         user_id="alice",
-        scope_hash="5" * 64,
+        project_ids=None,
+        tags=frozenset({"finance"}),
         question="What is {this}?",
         model="qwen3:8b",
         prompt_hash="9" * 64,
@@ -135,15 +136,19 @@ async def test_an_answer_without_sources_and_model_stands(ledger: Ledger, eviden
     [
         (Principal(), ACTOR, True),
         (Principal(user_id="alice"), "key:other", True),
-        (Principal(roles=frozenset({"admin"})), "key:other", True),
+        (Principal(roles=frozenset({"admin"})), "key:other", False),
         (Principal(user_id="bob", roles=frozenset({"service", "ingest"})), "key:other", False),
         (Principal(), "key:other", False),
         (Principal(user_id="bob"), ACTOR, False),
+        (Principal(tags=frozenset({"finance", "sales"})), ACTOR, True),
+        (Principal(tags=frozenset({"sales"})), ACTOR, False),
+        (Principal(user_id="alice", tags=frozenset({"sales"})), "key:other", False),
+        (Principal(project_ids=frozenset({"p"})), ACTOR, False),
         (Principal(tenant_id="other"), ACTOR, False),
         (Principal(tenant_id="other", user_id="alice", roles=frozenset({"admin"})), ACTOR, False),
     ],
 )
-async def test_an_answer_is_for_who_asked_the_same_user_and_the_tenants_admins(
+async def test_an_answer_is_for_who_asked_and_the_same_user_if_they_may_see_as_much(
     evidence: Evidence, principal: Principal, actor: str, may: bool
 ) -> None:
     await evidence.keep(answer("1"))
@@ -158,6 +163,7 @@ async def test_an_answer_for_no_user_is_not_everybodys_without_one(evidence: Evi
     await evidence.keep(answer("1", user_id=None))
     with pytest.raises(NotFound):
         await evidence.find("1", Principal(user_id=None), actor="key:other")
+    assert (await evidence.find("1", ADMIN, actor="key:other")).record.user_id is None
 
 
 async def test_an_unknown_answer_is_not_found(evidence: Evidence) -> None:
@@ -558,9 +564,9 @@ async def an_answer_held_up(url: str, evidence: Evidence, record: AnswerRecord) 
     """It has looked at its sources, found them live, and is not committed until the block ends."""
     async with a_transaction(url) as other:
         await other.execute(
-            "INSERT INTO rag_answers (answer_id, tenant_id, actor, scope_hash, question, model, prompt_hash, "
+            "INSERT INTO rag_answers (answer_id, tenant_id, actor, question, model, prompt_hash, "
             "counted_tokens, counted_by, confidence, action, body, created_at) "
-            "VALUES ($1, '', '', '', '', '', '', 0, '', 0, '', '{}', 0)",
+            "VALUES ($1, '', '', '', '', '', 0, '', 0, '', '{}', 0)",
             record.answer_id,
         )
         keeping = asyncio.create_task(evidence.keep(record))

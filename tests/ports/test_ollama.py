@@ -41,6 +41,7 @@ from dats_common.errors import (
     LLMTimeoutError,
     ModelUnavailableError,
     RAGServiceError,
+    ResponseCutError,
 )
 from dats_common.ports import Assignment, Drafted
 
@@ -240,7 +241,7 @@ FAULTS: dict[str, tuple[Answer, type[RAGServiceError]]] = {
     "a connection that breaks": (Answer([piece("In")], ends="cut"), LLMConnectionError),
     "a connection that breaks at once": (Answer(ends="cut"), LLMConnectionError),
     "nothing at all": (Answer(), LLMConnectionError),
-    "cut at the longest response": (said("In", done_reason="length", response_tokens=64), LLMConnectionError),
+    "cut at the longest response": (said("In", done_reason="length", response_tokens=64), ResponseCutError),
     "a load instead of an answer": (said(done_reason="load"), LLMConnectionError),
     "a line that is no JSON": (Answer([f'{{"message": {CANARY}\n'.encode(), done()]), LLMConnectionError),
     "a line that is no object": (Answer([b"[1]\n", done()]), LLMConnectionError),

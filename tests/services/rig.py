@@ -34,7 +34,7 @@ from dats_common.maintenance.sweep import Sweeper
 from dats_common.ports import Assignment, Candidate, Drafted, Evidence, Generator, Ledger, Owners, Point
 from dats_common.telemetry.metrics import Metrics
 from services.query.answer_bodies import body_of
-from services.query.answering import AnswerEngine, AnswerRules
+from services.query.answering import LOOK_EVERY_S, AnswerEngine, AnswerRules
 from services.query.app import build_app
 from services.query.engine import QueryEngine
 from services.query.gate import RateLimits
@@ -214,7 +214,7 @@ class Model:
                 yield piece
             if self.error:
                 raise self.error
-        except GeneratorExit:
+        except (GeneratorExit, asyncio.CancelledError):
             self.stopped += 1
             raise
         yield Drafted(assignment.model, prompt_tokens=self.evaluated(assignment), response_tokens=7)
@@ -402,6 +402,7 @@ class Rig:
         generator: Generator | None = None,
         fallback: Generator | None = None,
         rules: AnswerRules = ANSWER_RULES,
+        look_every_s: float = LOOK_EVERY_S,
     ) -> AnswerEngine:
         return AnswerEngine(
             retrieval=engine,
@@ -413,6 +414,7 @@ class Rig:
             owners=self.owners,
             rules=rules,
             body_of=body_of,
+            look_every_s=look_every_s,
         )
 
     @asynccontextmanager

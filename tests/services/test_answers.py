@@ -21,11 +21,7 @@ from dats_common.contracts.topology import ANSWER_RECALLED, PUBLISHED_QUEUE
 from dats_common.domain.access import LAPTOP, Caller
 from dats_common.domain.model import ArtifactKey, EventTime, Taint
 from dats_common.domain.prompt import INSUFFICIENT
-from dats_common.errors import (
-    LLMConnectionError,
-    LLMTimeoutError,
-    ModelUnavailableError,
-)
+from dats_common.errors import InvalidInput, LLMConnectionError, LLMTimeoutError, ModelUnavailableError, Unavailable
 from dats_common.ports import Assignment, TagOwner, User
 from services.query.answering import Answer, Ask, Found, Withdrawn
 from services.query.streams import Streams
@@ -510,6 +506,86 @@ async def test_who_listens_late_is_not_shown_what_was_withdrawn_meanwhile(rig: R
         await eventually(old)
         rest = [happening async for _, happening in happenings]
     assert rest == [Withdrawn(stream.answer_id, (ArtifactKey("default", "invoices"),))]
+
+
+async def test_who_comes_back_after_a_taint_is_shown_nothing_of_what_fell(rig: Rig) -> None:
+    rig.model.writing.hold()
+    streams = streams_of(rig, grace_s=5.0)
+    stream = streams.begin(QUESTION)
+    async with aclosing(streams.listen(stream)) as happenings:
+        assert isinstance((await anext(happenings))[1], Found)
+    await rig.ledger.taint(Taint("default", ("invoices",), EventTime()), skew_s=60.0)
+
+    async def old() -> bool:
+        return asyncio.get_running_loop().time() - stream.happened[0][0] > 0.3
+
+    await eventually(old)
+    async with aclosing(streams.listen(stream)) as happenings:
+        heard = [happening async for _, happening in happenings]
+    assert heard == [Withdrawn(stream.answer_id, (ArtifactKey("default", "invoices"),))]
+    await streams.close()
+
+
+async def test_who_asks_for_what_has_not_happened_is_refused_and_never_waits(rig: Rig) -> None:
+    streams = streams_of(rig, grace_s=5.0)
+    stream = streams.begin(QUESTION)
+    with pytest.raises(InvalidInput, match="999"):
+        await anext(streams.listen(stream, after=999))
+    await streams.close()
+
+
+async def test_a_stream_that_is_stopped_ends_for_everybody_who_listens(rig: Rig) -> None:
+    rig.model.writing.hold()
+    streams = streams_of(rig, grace_s=5.0)
+    async with aclosing(streams.listen(streams.begin(QUESTION))) as happenings:
+        assert isinstance((await anext(happenings))[1], Found)
+        await streams.close()
+        _, end = await asyncio.wait_for(anext(happenings), 5)
+    assert isinstance(end, Unavailable)
+
+
+async def test_no_token_is_shown_and_the_model_is_stopped_once_a_source_has_fallen(rig: Rig) -> None:
+    engine = rig.answers(rig.engine(ledger=rig.ledger, index=rig.index), ledger=rig.ledger, look_every_s=0.0)
+    rig.model.respond = lambda _: ["one ", "two ", "three ", "four [1]."]
+    rig.model.writing.hold()
+    heard: list[object] = []
+
+    async def listen() -> None:
+        async with aclosing(engine.happenings(QUESTION, answer_id="ans-1")) as happenings:
+            heard.extend([happening async for happening in happenings])
+
+    listening = asyncio.create_task(listen())
+    await asyncio.wait_for(rig.model.writing.reached.wait(), 5)
+    await rig.ledger.taint(Taint("default", ("invoices",), EventTime()), skew_s=60.0)
+    rig.model.writing.open.set()
+    await asyncio.wait_for(listening, 5)
+    assert [type(happening) for happening in heard] == [Found, Withdrawn]
+    assert rig.model.stopped == 1
+
+
+async def test_a_client_that_leaves_stops_the_model(rig: Rig, replica: httpx.AsyncClient) -> None:
+    rig.model.writing.hold()
+    asking = asyncio.create_task(replica.post("/api/v1/answer", json=ASK, timeout=0.5))
+    await asyncio.wait_for(rig.model.writing.reached.wait(), 5)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+
+    async def stopped() -> bool:
+        return rig.model.stopped == 1
+
+    await eventually(stopped)
+
+
+async def test_an_answer_that_no_source_supports_is_routed_whatever_its_score(
+    rig: Rig, replica: httpx.AsyncClient
+) -> None:
+    rig.model.respond = lambda _: ["A report on invoices has 900 totals with dates [1]."]
+    found = await answered(replica)
+    assert found.confidence.overall >= 60
+    assert [claim.supported for claim in found.claims] == [False]
+    assert found.action == "ROUTE"
+    assert found.route_to is not None
+    assert found.route_to.reason.startswith("No statement is supported")
 
 
 async def test_a_stream_that_cannot_begin_has_a_status_of_its_own(rig: Rig, replica: httpx.AsyncClient) -> None:

@@ -44,6 +44,13 @@ def test_saying_that_one_cannot_answer_claims_nothing() -> None:
     assert judge_claims(resolve(INSUFFICIENT, ISSUED), TEXTS) == ()
 
 
+def test_short_sentences_and_other_scripts_claim_something_too() -> None:
+    answer = resolve("It is 42 [1]. No [1]. 这是错的 [1]. But why?", ISSUED)
+    claims = judge_claims(answer, TEXTS)
+    assert len(claims) == 4
+    assert not any(claim.supported for claim in claims)
+
+
 def test_only_what_is_supported_is_left() -> None:
     answer = resolve("Refunds are paid within fourteen days [1]. Zebras pay double [1]. Owls hoot.", ISSUED)
     left, claims = only_supported(answer, judge_claims(answer, TEXTS), TEXTS, ISSUED)

@@ -18,6 +18,7 @@ from dats_common.errors import (
     LLMConnectionError,
     ModelUnavailableError,
     RAGServiceError,
+    ResponseCutError,
 )
 from dats_common.ports import Drafted
 
@@ -160,7 +161,7 @@ def _check_ending(reason: object, ended: Drafted, options: Mapping[str, Any]) ->
     window_tokens, allowed = options["num_ctx"], options["num_predict"]
     if reason == "length":
         written = "some" if ended.response_tokens is None else ended.response_tokens
-        raise LLMConnectionError(f"the response was cut at {written} tokens, of {allowed} allowed")
+        raise ResponseCutError(f"the response was cut at {written} tokens, of {allowed} allowed")
     if reason not in ("stop", None):  # `load` and `unload` end what was no answer
         raise LLMConnectionError("the model server ended without an answer")
     if (ended.prompt_tokens or 0) + (ended.response_tokens or 0) > window_tokens:

@@ -293,10 +293,17 @@ def _reaches(table: Table) -> ColumnElement[bool]:
 
 
 def _is_for(row: Any, principal: Principal, *, actor: str) -> bool:
+    if not (_includes(principal.tags, row.asker_tags) and _includes(principal.project_ids, row.asker_project_ids)):
+        return False  # it may quote what these credentials are not shown
     same_user = row.user_id is not None and row.user_id == principal.user_id
     # A service that names another of its users does not get this one's answer.
     same_actor = row.actor == actor and principal.user_id in (None, row.user_id)
-    return same_user or same_actor or "admin" in principal.roles
+    return same_user or same_actor or ("admin" in principal.roles and row.user_id is None)
+
+
+def _includes(seen: frozenset[str] | None, asked: list[str] | None) -> bool:
+    """Whether who sees `seen` sees all of what was seen when it was asked; None: everything."""
+    return seen is None or (asked is not None and seen.issuperset(asked))
 
 
 def _columns(record: AnswerRecord, *, created_at: int, recalled_at: int | None) -> dict[str, Any]:
@@ -305,7 +312,8 @@ def _columns(record: AnswerRecord, *, created_at: int, recalled_at: int | None) 
         "tenant_id": record.tenant_id,
         "actor": record.actor,
         "user_id": record.user_id,
-        "scope_hash": record.scope_hash,
+        "asker_project_ids": _sorted(record.project_ids),
+        "asker_tags": _sorted(record.tags),
         "question": record.question,
         "model": record.model,
         "prompt_hash": record.prompt_hash,
@@ -319,6 +327,10 @@ def _columns(record: AnswerRecord, *, created_at: int, recalled_at: int | None) 
         "created_at": created_at,
         "recalled_at": recalled_at,
     }
+
+
+def _sorted(names: frozenset[str] | None) -> list[str] | None:
+    return None if names is None else sorted(names)
 
 
 def _source_rows(record: AnswerRecord, shown: dict[ArtifactKey, Any], fallen: set[ArtifactKey]) -> list[dict[str, Any]]:
@@ -349,7 +361,8 @@ def _kept(row: Any, sources: Sequence[Any]) -> KeptAnswer:
         tenant_id=row.tenant_id,
         actor=row.actor,
         user_id=row.user_id,
-        scope_hash=row.scope_hash,
+        project_ids=None if row.asker_project_ids is None else frozenset(row.asker_project_ids),
+        tags=None if row.asker_tags is None else frozenset(row.asker_tags),
         question=row.question,
         model=row.model,
         prompt_hash=row.prompt_hash,
