@@ -154,8 +154,11 @@ class World:
         rng = random.Random(SEED)
         for _ in range(callers):
             holder, headers = await self.holder(rng)
-            for _ in range(QUERIES_EACH):
-                await self._ask(client, headers, holder, make_ask(rng, holder, self.artifacts))
+            for number in range(QUERIES_EACH):
+                ask = make_ask(rng, holder, self.artifacts)
+                await self._ask(client, headers, holder, ask)
+                if number == 0:
+                    await self._ask_for_an_answer(client, headers, holder, ask)
         self._assert_it_was_an_attack(callers=callers)
 
     async def _ask(self, client: httpx.AsyncClient, headers: dict[str, str], holder: Holder, ask: Ask) -> None:
@@ -185,6 +188,28 @@ class World:
             self.seen["aimed well"] += 1
             assert ask.aimed_at.number in told, f"LOST {ask.aimed_at} to {holder} by {ask.body}"
 
+    async def _ask_for_an_answer(
+        self, client: httpx.AsyncClient, headers: dict[str, str], holder: Holder, ask: Ask
+    ) -> None:
+        """Neither the answer nor the prompt has a word of what the caller may not see; and it can be read again."""
+        self.rig.model.assigned.clear()
+        named = {name: ask.body[name] for name in ("query", "tenant_id", "user_id", "user_tags") if name in ask.body}
+        response = await client.post("/api/v1/answer", json=named, headers=headers)
+        prompts = [message.content for assigned in self.rig.model.assigned for message in assigned.messages]
+        told = {int(number) for text in (response.text, *prompts) for number in MARK.findall(text)}
+        if refused := refusals(holder, named):
+            assert (response.status_code in refused, told) == (True, set()), (holder, named)
+            return
+        assert response.status_code == 200, response.text
+        allowed = {item.number for item in self.artifacts if may_see(holder, named, item)}
+        assert told <= allowed, f"LEAK of {sorted(told - allowed)} to {holder} by {named}"
+        asker = {name: named[name] for name in ("tenant_id", "user_id") if name in named}
+        path = f"/api/v1/answers/{response.json()['id']}"
+        again = await client.get(path, params=asker, headers=headers)
+        assert (again.status_code, again.json()["status"]) == (200, "standing"), again.text
+        self.seen["answers"] += 1
+        self.seen["answers with sources"] += bool(told)
+
     def _count(self, holder: Holder, ask: Ask, told: set[int]) -> None:
         self.seen["answered"] += 1
         self.seen["with hits"] += bool(told)
@@ -204,6 +229,7 @@ class World:
         assert self.seen["with hits"] >= LEAST_SHARE * answered
         assert self.seen["forbidden ranks better"] >= LEAST_SHARE * answered
         assert self.seen["aimed well"] > 0
+        assert self.seen["answers with sources"] >= LEAST_SHARE * self.seen["answers"] > 0
         assert min(self.seen[mode] for mode in MODES) > 0.2 * answered
 
 
