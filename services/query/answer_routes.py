@@ -28,7 +28,11 @@ T = TypeVar("T")
 router = APIRouter(
     prefix="/api/v1",
     route_class=StrictJsonRoute,
-    responses={**PROBLEMS, 400: {**PROBLEMS[403], "description": "The model is not in the allowlist"}},
+    responses={
+        **PROBLEMS,
+        400: {**PROBLEMS[403], "description": "The model is not in the allowlist"},
+        404: {**PROBLEMS[403], "description": "There is no such answer, or it is another's"},
+    },
 )
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from injections import ATTACKS, Attack
 from rig import Rig
 from test_answers import CANONICAL, answered
 
 SECRET = "the vault opens with marmalade"
+CONTROL_TOKENS = re.compile(
+    r"<\|\w+\|>|<｜[^｜\n]+｜>|\[/?INST\]|<</?SYS>>|</?(s|think|start_of_turn|end_of_turn)>", re.I
+)
 WORDS = "what is the limit of a report on invoices with totals and dates"
 
 
@@ -31,7 +36,7 @@ async def test_an_obedient_model_cites_nothing_that_was_not_issued_and_learns_no
     assert [message.role for message in assignment.messages].count("system") == 1
     sources = assignment.messages[-1].content
     assert sources.count("<<<") == sources.count(">>>") == 2 * len(assignment.sources)
-    assert not any(token in sources for token in ("<|", "|>", "[INST]", "<<SYS>>", "<think>", "<start_of_turn>"))
+    assert not CONTROL_TOKENS.search(sources)
     issued = {source.source_id for source in assignment.sources}
     assert {citation.source_id for citation in found.citations} <= issued
     assert set(CANONICAL.findall(found.answer)) <= issued

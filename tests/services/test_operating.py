@@ -18,7 +18,9 @@ from servers import RabbitServer
 from typer.testing import CliRunner
 
 from dats_common.adapters.rabbitmq import open_rabbitmq
+from dats_common.adapters.sql.evidence import open_evidence
 from dats_common.adapters.sql.ledger import open_ledger
+from dats_common.adapters.sql.owners import open_owners
 from dats_common.adapters.sqlite_bus import open_sqlite_bus
 from dats_common.contracts.events import rfc3339
 from dats_common.contracts.topology import (
@@ -108,9 +110,15 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         await purge(server.url)
         environment["DATS_RABBITMQ_URL"] = server.url
         opening = open_rabbitmq(server.url, connect_timeout_s=DEADLINE_S)
-    async with opening as bus, open_ledger(f"sqlite:///{data / 'ledger.db'}") as ledger:
+    url = f"sqlite:///{data / 'ledger.db'}"
+    async with (
+        opening as bus,
+        open_ledger(url) as ledger,
+        open_evidence(url) as evidence,
+        open_owners(url) as owners,
+    ):
         encoder = HealingEncoder()
-        rig = OnARealQueue(ledger, bus=bus, encoder=encoder)
+        rig = OnARealQueue(ledger, evidence, owners, bus=bus, encoder=encoder)
         await rig.index.prepare(await fingerprint(encoder))
         yield World(rig, encoder, data, environment)
 
