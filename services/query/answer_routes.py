@@ -14,7 +14,7 @@ from dats_common.contracts.answers import AnswerRequest, AnswerResponse, StoredA
 from dats_common.contracts.fields import Identifier, TenantId
 from dats_common.domain.access import Caller
 from dats_common.domain.prompt import Message
-from dats_common.errors import ContextTruncatedError, DatsError, DeadlineExceeded
+from dats_common.errors import ContextTruncatedError, DatsError, DeadlineExceeded, RAGServiceError, Refused
 from dats_common.ports import KeptAnswer
 from dats_common.telemetry.logs import log
 from services.query.answer_bodies import response_of
@@ -161,6 +161,8 @@ def observe(services: QueryServices, made: Answer | DatsError) -> None:
     """What dashboards show of an answer; of its content nothing."""
     if isinstance(made, DatsError):
         services.metrics.truncations.inc(isinstance(made, ContextTruncatedError))
+        if isinstance(made, RAGServiceError) and not isinstance(made, Refused):
+            log("query").warning("answer_failed", error_type=type(made).__name__, detail=str(made))
         return
     services.metrics.answers.labels(action=made.action, grounded=str(made.grounded).lower()).inc()
     services.metrics.refused_citations.inc(made.refused_markers)

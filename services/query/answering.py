@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dats_common.domain.access import Principal
 from dats_common.domain.answerability import answerability
@@ -21,6 +21,7 @@ from dats_common.domain.claims import Claim, judge_claims, only_supported
 from dats_common.domain.confidence import NO_CONFIDENCE, Action, Confidence, action_for, confidence
 from dats_common.domain.model import ArtifactKey, ChunkRef
 from dats_common.domain.prompt import (
+    INSUFFICIENT,
     INSUFFICIENT_CONTEXT,
     Message,
     PromptSource,
@@ -37,7 +38,13 @@ from dats_common.domain.route_target import (
     to_admin,
     to_owner,
 )
-from dats_common.errors import ContextError, ContextTruncatedError, LLMConnectionError, ModelNotAllowedError
+from dats_common.errors import (
+    ContextError,
+    ContextTruncatedError,
+    LLMConnectionError,
+    ModelNotAllowedError,
+    ModelUnavailableError,
+)
 from dats_common.ports import (
     AnswerRecord,
     Assignment,
@@ -78,12 +85,12 @@ class AnswerRules:
     budget: BudgetRules
     quality: QualityRules
 
-    def limits_of(self, model: str) -> ModelLimits:
-        """Raises: ModelNotAllowedError."""
-        limits = self.models.get(model)
-        if limits is None:
-            raise ModelNotAllowedError(f"model {model!r} is not in the allowlist: {', '.join(sorted(self.models))}")
-        return limits
+    def allowed(self, model: str) -> str:
+        """The name that the allowlist has for it: without a tag, `:latest` is meant. Raises: ModelNotAllowedError."""
+        for name in (model, model.removesuffix(":latest"), f"{model}:latest"):
+            if name in self.models:
+                return name
+        raise ModelNotAllowedError(f"model {model!r} is not in the allowlist: {', '.join(sorted(self.models))}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +240,8 @@ class AnswerEngine:
         Raises: as `answer`.
         """
         started = time.perf_counter()
-        model = ask.model or self._rules.default_model
-        limits = self._rules.limits_of(model)
+        model = self._rules.allowed(ask.model or self._rules.default_model)
+        limits = self._rules.models[model]
         generator = await self._generator_for(model)
         hits = await self._retrieve(ask)
         if not hits:
@@ -255,6 +262,8 @@ class AnswerEngine:
         for shown in draft.rest():
             if not ask.strict:
                 yield shown
+        if not draft.fell and not draft.text.strip():
+            raise LLMConnectionError("the model wrote nothing")
         self._require_whole(prompt, draft)
         made = await self._judge(ask, answer_id, prompt, draft, generator, started)
         if fallen := await self._keep(ask, made, prompt, draft):
@@ -269,6 +278,8 @@ class AnswerEngine:
     async def _generator_for(self, model: str) -> Generator:
         try:
             await self._generator.require(model)
+        except ModelUnavailableError:
+            raise  # the server answers, and somebody should pull the model
         except LLMConnectionError:
             if self._fallback is None:
                 raise
@@ -352,6 +363,8 @@ class AnswerEngine:
         claims = judge_claims(resolved, texts)
         if ask.strict:
             resolved, claims = only_supported(resolved, claims, texts, prompt.issued)
+            if not claims:
+                resolved = replace(resolve(INSUFFICIENT, prompt.issued), refused=resolved.refused)
         rating = None if draft.fell else await generator.rate(prompt.assignment, resolved.text)
         score = confidence(
             [hit.similarity for hit in prompt.hits], answer=resolved.text, context=prompt.context, rating=rating

@@ -79,7 +79,7 @@ async def open_query_services(settings: Settings) -> AsyncIterator[QueryServices
         )
         answer_deadline_s = settings.query.deadline_s + settings.answers.timeout_s
         streams = Streams(engine=answers, ledger=ledger, deadline_s=answer_deadline_s)
-        window_tokens = rules.limits_of(rules.default_model).context_window
+        window_tokens = rules.models[rules.default_model].context_window
         errands.run("warm_up", lambda: generator.warm_up(rules.default_model, window_tokens=window_tokens))
         try:
             yield QueryServices(

@@ -160,6 +160,7 @@ async def test_model_override(rig: Rig, replica: httpx.AsyncClient) -> None:
 async def test_validate_model_allowed(rig: Rig, replica: httpx.AsyncClient) -> None:
     for model in ANSWER_RULES.models:
         assert (await answered(replica, model=model)).model_used == model
+    assert (await answered(replica, model="llama3.2:latest")).model_used == "llama3.2"
 
 
 async def test_validate_model_not_allowed(rig: Rig, replica: httpx.AsyncClient) -> None:
@@ -200,6 +201,19 @@ async def test_strict_leaves_out_what_its_sources_do_not_support(rig: Rig, repli
     assert all(claim.supported for claim in found.claims)
     loose = await answered(replica)
     assert [claim.supported for claim in loose.claims] == [True, False, False]
+
+
+async def test_strict_says_that_it_cannot_answer_where_nothing_is_supported(
+    rig: Rig, replica: httpx.AsyncClient
+) -> None:
+    rig.model.respond = lambda _: ["Zebras cost 5000 euros [1]."]
+    found = await answered(replica, strict=True)
+    assert (found.answer, found.grounded, found.action) == (INSUFFICIENT, False, "ROUTE")
+
+
+async def test_a_model_that_writes_nothing_has_not_answered(rig: Rig, replica: httpx.AsyncClient) -> None:
+    rig.model.respond = lambda _: [" ", "\n"]
+    assert "wrote nothing" in assert_problem(await replica.post("/api/v1/answer", json=ASK), 503).detail
 
 
 async def test_what_cannot_be_answered_is_nobodys_claim(rig: Rig, replica: httpx.AsyncClient) -> None:
@@ -266,6 +280,8 @@ async def test_without_the_model_server_the_fallback_answers_and_says_so(rig: Ri
     assert_problem(await replica.post("/api/v1/answer", json=ASK), 503)
     async with rig.replica(fallback=ExtractiveGenerator()) as client:
         found = await answered(client)
+        rig.model.missing = ModelUnavailableError("run: ollama pull llama3.2")
+        assert "ollama pull" in assert_problem(await client.post("/api/v1/answer", json=ASK), 503).detail
     assert found.model_used == "extractive"
     assert found.grounded
     assert found.citations[0].artifact_id == "invoices"
