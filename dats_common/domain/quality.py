@@ -34,7 +34,7 @@ class QualityRules:
         return max(wanted, min(OVER_FETCH * wanted, self.most_candidates))
 
 
-class Retrieved(Protocol):
+class Scored(Protocol):
     """What these rules look at."""
 
     @property
@@ -50,7 +50,7 @@ class Retrieved(Protocol):
         """Of the chunk."""
 
 
-R = TypeVar("R", bound=Retrieved)
+R = TypeVar("R", bound=Scored)
 
 
 def select(retrieved: Sequence[R], *, rules: QualityRules, wanted: int) -> list[R]:

@@ -9,7 +9,6 @@ from dats_common.domain.access import PUBLIC_TAG
 
 SYSTEM_TAG = "system"
 NO_DOCUMENTS = "No relevant documents found"
-NO_CONTEXT = "No context available"
 NO_TAGS = "No specific tags in context"
 
 

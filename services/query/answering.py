@@ -302,20 +302,23 @@ class AnswerEngine:
     def _prompt(self, ask: Ask, hits: Sequence[Hit], *, model: str, limits: ModelLimits) -> _Prompt:
         basis = self._counter.basis(model)
         sources = [_prompt_source(alias, hit) for alias, hit in enumerate(hits, start=1)]
-        source_tokens = [basis.at_most(self._counter.count(show_source(source), model=model)) for source in sources]
-        frame = build_messages(ask.text, sources=(), history=())
-        history_tokens = [basis.at_most(self._counter.count(each.content, model=model)) for each in ask.history]
+        # Each part once: counting is what costs here, and tokens do not reach across the lines between the parts.
+        source_tokens = [self._counter.count(show_source(source), model=model) for source in sources]
+        history_tokens = [self._counter.count(each.content, model=model) for each in ask.history]
+        frame = build_messages(ask.text, sources=())
+        fixed_tokens = sum(self._counter.count(message.content, model=model) for message in frame)
         allocation = allocate(
-            fixed_tokens=basis.at_most(self._count(frame, model)),
-            history_tokens=history_tokens,
-            source_tokens=source_tokens,
+            fixed_tokens=basis.at_most(fixed_tokens),
+            history_tokens=[basis.at_most(tokens) for tokens in history_tokens],
+            source_tokens=[basis.at_most(tokens) for tokens in source_tokens],
             limits=limits,
             rules=self._rules.budget,
         )
         used = [hits[position] for position in allocation.sources]
         shown = tuple(_prompt_source(alias, hit) for alias, hit in enumerate(used, start=1))
-        history = ask.history[len(ask.history) - allocation.history :]
-        messages = build_messages(ask.text, sources=shown, history=history)
+        first_kept = len(ask.history) - allocation.history
+        messages = build_messages(ask.text, sources=shown, history=ask.history[first_kept:])
+        context_tokens = sum(source_tokens[position] for position in allocation.sources)
         return _Prompt(
             assignment=Assignment(
                 question=ask.text,
@@ -328,13 +331,10 @@ class AnswerEngine:
             ),
             issued=Issued.of(source.source_id for source in shown),
             hits=tuple(used),
-            counted_tokens=self._count(messages, model),
+            counted_tokens=fixed_tokens + sum(history_tokens[first_kept:]) + context_tokens,
             counted_by=basis.source,
-            context_tokens=sum(self._counter.count(source.text, model=model) for source in shown),
+            context_tokens=context_tokens,
         )
-
-    def _count(self, messages: Sequence[Message], model: str) -> int:
-        return sum(self._counter.count(message.content, model=model) for message in messages)
 
     def _stands(self, prompt: _Prompt, principal: Principal) -> Callable[[], Awaitable[bool]]:
         refs = [hit.passage.ref for hit in prompt.hits]
