@@ -16,7 +16,6 @@ from dats_common.domain.sparse import terms
 # Source: 800 answerable questions of a public set with the five best of its paragraphs. Alike on both halves of them,
 # and flat: half or twice a weight changes by at most .01 how often the best sentence holds the answer.
 SOURCE_WEIGHT = 0.6
-MEANING_WEIGHT = 0.5
 TYPE_WEIGHT = 0.1
 
 NEIGHBOUR_SHARE = 0.3
@@ -84,17 +83,11 @@ class _Candidate:
     before: frozenset[str]
 
 
-def candidates(sources: Sequence[ExtractSource]) -> list[str]:
-    """The sentences that `extract` chooses from, in order, each text once."""
-    return list(dict.fromkeys(candidate.text for candidate in _candidates(sources)))
-
-
 def extract(
     question: str,
     sources: Sequence[ExtractSource],
     *,
     max_sentences: int = 3,
-    similarities: Mapping[str, float] | None = None,
 ) -> Extract:
     """At most `max_sentences` sentences that answer `question`; `NOTHING` where none has a term of it.
 
@@ -104,15 +97,12 @@ def extract(
 
     Args:
         sources: in ranked order.
-        similarities: of `candidates` to the question in meaning, in [0, 1], where the caller has them.
     """
     asked = frozenset(terms(question))
     found = _candidates(sources)
     rarity = _rarity(asked, found)
     scored = [
-        (_score(question, rarity, candidate, similarities), candidate)
-        for candidate in found
-        if not asked.isdisjoint(candidate.terms)
+        (_score(question, rarity, candidate), candidate) for candidate in found if not asked.isdisjoint(candidate.terms)
     ]
     if not scored:
         return NOTHING
@@ -134,22 +124,16 @@ def _rarity(asked: frozenset[str], found: Sequence[_Candidate]) -> dict[str, flo
     return {term: weight / total for term, weight in weights.items()} if total else {}
 
 
-def _score(
-    question: str, rarity: Mapping[str, float], candidate: _Candidate, similarities: Mapping[str, float] | None
-) -> float:
+def _score(question: str, rarity: Mapping[str, float], candidate: _Candidate) -> float:
     score = sum(
         weight if term in candidate.terms else weight * NEIGHBOUR_SHARE if term in candidate.before else 0.0
         for term, weight in rarity.items()
     )
-    most = 1 + SOURCE_WEIGHT + TYPE_WEIGHT
     score += SOURCE_WEIGHT * candidate.source.similarity
     expected = expected_answer(question)
     if expected and holds_answer(candidate.text, expected, question=question):
         score += TYPE_WEIGHT
-    if similarities is not None:
-        most += MEANING_WEIGHT
-        score += MEANING_WEIGHT * similarities.get(candidate.text, 0.0)
-    return score / most
+    return score / (1 + SOURCE_WEIGHT + TYPE_WEIGHT)
 
 
 # ------------------------------------------------------------------------------------------------------------ sentences

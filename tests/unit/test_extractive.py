@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dats_common.domain.citations import Issued, resolve
-from dats_common.domain.extractive import LONGEST_SENTENCE, NOTHING, ExtractSource, candidates, extract
+from dats_common.domain.extractive import LONGEST_SENTENCE, NOTHING, ExtractSource, extract
 from dats_common.domain.grounding import judge
 
 QUEUE = ExtractSource(
@@ -78,13 +78,6 @@ def test_of_equal_sentences_the_more_similar_source_comes_first_then_the_earlier
     two = ExtractSource(2, "The tower is blue.", 0.6)
     three = ExtractSource(3, "The tower is grey.", 0.6)
     assert texts("Which colour has the tower?", one, two, three, most=2) == ["The tower is blue.", "The tower is grey."]
-
-
-def test_similarity_in_meaning_decides_between_sentences_with_the_same_words() -> None:
-    source = ExtractSource(1, "The tower is old. The tower is tall.", 0.5)
-    assert candidates([source]) == ["The tower is old.", "The tower is tall."]
-    found = extract("What height has the tower?", [source], similarities={"The tower is tall.": 0.8})
-    assert found.sentences[0].text == "The tower is tall."
 
 
 def test_no_more_sentences_than_wanted_and_none_far_below_the_best() -> None:
