@@ -74,9 +74,14 @@ class Child:
     process: subprocess.Popen[bytes] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.start()
+        self._launch()
 
     def start(self) -> None:
+        """Start it again, once it has ended, also by itself."""
+        self.wait()
+        self._launch()
+
+    def _launch(self) -> None:
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
                 self.command,
@@ -120,6 +125,7 @@ class Child:
     def end(self) -> None:
         if self.is_running:
             self.kill9()
+        self.wait()
 
     def said(self, event: str) -> int:
         """How often the log has a line of this event."""
