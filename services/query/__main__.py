@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dats_common.errors import ConfigurationError, DatsError
 from dats_common.settings import Settings, load_settings
 from dats_common.telemetry.logs import configure_logs, log
+from services.event_loop import new_event_loop
 from services.lifeline import follow_parent
 
 EXIT_CONFIGURATION = 78  # EX_CONFIG of sysexits.h
@@ -25,7 +26,7 @@ def run(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; requests in hand are finished. Returns the exit status."""
     configure_logs(service="query", level=settings.telemetry.log_level)
     try:
-        with asyncio.Runner(loop_factory=_loop) as runner:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(_serve(settings))
     except ConfigurationError as error:
         log("query").error("start_refused", detail=str(error))
@@ -36,14 +37,6 @@ def run(settings: Settings) -> int:
     except KeyboardInterrupt:
         return 0
     return 0
-
-
-def _loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:  # not made for Windows
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
 
 
 async def _serve(settings: Settings) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from dats_common.errors import ConfigurationError, DatsError
 from dats_common.settings import Settings, load_settings
 from dats_common.telemetry.logs import configure_logs, log
+from services.event_loop import new_event_loop
 from services.lifeline import follow_parent
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ def run(settings: Settings) -> int:
 
     configure_logs(service="writer", level=settings.telemetry.log_level)
     try:
-        asyncio.run(consume(settings, open_writer_ports(settings)))
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(consume(settings, open_writer_ports(settings)))
     except ConfigurationError as error:
         log("writer").error("start_refused", detail=str(error))
         return EXIT_CONFIGURATION
