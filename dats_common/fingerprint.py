@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 
 from dats_common.domain import sparse
-from dats_common.ports import Encoder, Fingerprint
+from dats_common.ports import Encoder
+from dats_common.records import Fingerprint
 
 PROBE_TEXTS = (
     "The invoice was approved by the finance team on Tuesday.",

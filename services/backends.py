@@ -12,7 +12,6 @@ from dats_common.errors import BrokerUnavailable, ConfigurationError
 from dats_common.fingerprint import fingerprint
 from dats_common.ports import (
     Bus,
-    Delivery,
     Encoder,
     Evidence,
     Generator,
@@ -26,6 +25,7 @@ from dats_common.ports import (
     TokenCounter,
     TokenVerifier,
 )
+from dats_common.records import Delivery
 from dats_common.settings import Settings
 from dats_common.telemetry.logs import log
 

@@ -15,7 +15,7 @@ from dats_common.adapters.qdrant import QdrantIndex, open_qdrant
 from dats_common.domain.access import LAPTOP, Principal
 from dats_common.domain.model import ArtifactKey, ChunkRef, SourceMetadata, SparseVector
 from dats_common.embedded.qdrant_edge import EngineProcess, open_engine_process
-from dats_common.ports import Candidate, Fingerprint, Point, SearchFilter
+from dats_common.records import Candidate, Fingerprint, Point, SearchFilter
 
 DIMENSION = 8
 FINGERPRINT = Fingerprint(

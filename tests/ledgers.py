@@ -27,7 +27,8 @@ from dats_common.domain.model import (
     Validated,
 )
 from dats_common.domain.taint import FlipVerdict, Verdict
-from dats_common.ports import Admission, GuardedRead, Ledger, TaintReceipt
+from dats_common.ports import Ledger
+from dats_common.records import Admission, GuardedRead, TaintReceipt
 
 SECOND = 1_000_000
 NOON = 1_767_268_800 * SECOND

@@ -16,7 +16,8 @@ import uvicorn
 from dats_common.domain.access import Principal
 from dats_common.domain.fusion import LegWeights
 from dats_common.domain.model import ChunkRef
-from dats_common.ports import Candidate, GuardedRead, Index, Ledger, Passage
+from dats_common.ports import Index, Ledger
+from dats_common.records import Candidate, GuardedRead, Passage
 from dats_common.settings import load_settings
 from services.query.app import build_app
 from services.query.engine import QueryEngine

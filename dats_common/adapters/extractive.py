@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 
 from dats_common.domain.extractive import Extract, ExtractSource, extract
 from dats_common.domain.prompt import INSUFFICIENT
-from dats_common.ports import Assignment, Drafted
+from dats_common.records import Assignment, Drafted
 
 MODEL = "extractive"
 """What answers say of who wrote them."""

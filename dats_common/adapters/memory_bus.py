@@ -27,7 +27,8 @@ from dats_common.contracts.routing import (
 )
 from dats_common.contracts.topology import COMMANDS_EXCHANGE, DEAD_LETTERS_QUEUE, EMBED_COMMAND, EVENTS_EXCHANGE
 from dats_common.errors import BrokerUnavailable, ConfigurationError
-from dats_common.ports import MOST_DEAD_LETTERS, DeadLetter, Delivery, Subscription
+from dats_common.ports import MOST_DEAD_LETTERS, Subscription
+from dats_common.records import DeadLetter, Delivery
 
 
 @dataclass(slots=True, eq=False)

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from dats_common.domain import chunking, sparse
 from dats_common.domain.model import Chunk, ChunkRef, Generation
-from dats_common.ports import Encoder, IndexJob, Point
+from dats_common.ports import Encoder
+from dats_common.records import IndexJob, Point
 
 SPECIAL_TOKENS = 2
 

@@ -17,7 +17,8 @@ from dats_common.domain.access import PUBLIC_TAG, Principal
 from dats_common.domain.model import ArtifactKey, ChunkRef, Scope, SparseVector
 from dats_common.errors import ConfigurationError, IndexUnavailable, InvalidInput
 from dats_common.fingerprint import agree
-from dats_common.ports import Candidate, Fingerprint, Leg, Point, SearchFilter
+from dats_common.ports import Leg
+from dats_common.records import Candidate, Fingerprint, Point, SearchFilter
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from dats_common.domain.model import ArtifactKey, ChunkRef
 from dats_common.maintenance.sweep import Sweeper
-from dats_common.ports import IndexInventory, Ledger, LedgerInventory, LiveGeneration, OperatorsIndex, OperatorsLedger
+from dats_common.ports import IndexInventory, Ledger, LedgerInventory, OperatorsIndex, OperatorsLedger
+from dats_common.records import LiveGeneration
 
 _PAGE = 500
 _EXAMPLES = 20

@@ -13,7 +13,8 @@ from dats_common.domain import sparse
 from dats_common.domain.model import ArtifactKey, Chunk, ChunkRef, Generation
 from dats_common.errors import ConfigurationError
 from dats_common.fingerprint import fingerprint
-from dats_common.ports import Encoder, Index, Ledger, Point
+from dats_common.ports import Encoder, Index, Ledger
+from dats_common.records import Point
 
 _CHUNKS_PER_STEP = 128  # encoded and stored together; also the grain of the progress that is reported
 _SPECIAL_TOKENS = 2

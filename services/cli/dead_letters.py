@@ -9,7 +9,8 @@ from typing import Any
 from dats_common.contracts.events import rfc3339
 from dats_common.contracts.topology import DEAD_LETTERS_QUEUE
 from dats_common.errors import ConfigurationError
-from dats_common.ports import DeadLetter, OperatorsBus
+from dats_common.ports import OperatorsBus
+from dats_common.records import DeadLetter
 from dats_common.settings import Settings
 from services.backends import bus_file, open_bus
 from services.cli.console import Voice

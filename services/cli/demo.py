@@ -30,7 +30,8 @@ from dats_common.contracts.topology import (
     TASK_VALIDATED,
 )
 from dats_common.errors import Unavailable
-from dats_common.ports import Bus, Delivery
+from dats_common.ports import Bus
+from dats_common.records import Delivery
 from dats_common.settings import Settings, load_settings
 from services.backends import open_bus, open_encoder, open_ledger
 from services.cli.console import Voice

@@ -15,7 +15,7 @@ from dats_common.contracts.fields import Identifier, Label, Tag, TenantId
 from dats_common.domain.access import ROLES
 from dats_common.domain.keys import ENTROPY_BYTES, make_key
 from dats_common.errors import InvalidInput
-from dats_common.ports import StoredKey
+from dats_common.records import StoredKey
 from dats_common.settings import Settings
 from services.backends import open_key_store
 from services.cli.console import Voice

@@ -20,7 +20,7 @@ from services.cli.console import Voice
 from services.cli.options import EXIT_NO, Config, Data, Json, settings_for
 
 if TYPE_CHECKING:
-    from dats_common.ports import TagOwner, User
+    from dats_common.records import TagOwner, User
 
 owners_app = typer.Typer(no_args_is_help=True, help="Owners of tags: whom questions go to that no answer is found for.")
 
@@ -77,7 +77,7 @@ def import_owners(
     as_json: Json = False,
 ) -> None:
     """Add or replace users and tags, all or none; those that the file does not name stay as they are."""
-    from dats_common.ports import TagOwner, User
+    from dats_common.records import TagOwner, User
     from services.backends import open_owners
 
     wanted = read_owners(file.read(), name=str(getattr(file, "name", "-")))

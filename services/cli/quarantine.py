@@ -8,7 +8,7 @@ from typing import Any
 from dats_common.contracts.events import rfc3339
 from dats_common.errors import Refused
 from dats_common.maintenance.readmission import readmit
-from dats_common.ports import Quarantined
+from dats_common.records import Quarantined
 from dats_common.settings import Settings
 from services.backends import open_bus, open_ledger
 from services.cli.console import Voice

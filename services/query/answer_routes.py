@@ -15,7 +15,7 @@ from dats_common.contracts.fields import Identifier, TenantId
 from dats_common.domain.access import Caller
 from dats_common.domain.prompt import Message
 from dats_common.errors import ContextTruncatedError, DatsError, DeadlineExceeded, RAGServiceError, Refused
-from dats_common.ports import KeptAnswer
+from dats_common.records import KeptAnswer
 from dats_common.telemetry.logs import log
 from services.query.answer_bodies import response_of
 from services.query.answering import Answer, Ask

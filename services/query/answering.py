@@ -45,17 +45,8 @@ from dats_common.errors import (
     ModelNotAllowedError,
     ModelUnavailableError,
 )
-from dats_common.ports import (
-    AnswerRecord,
-    Assignment,
-    Drafted,
-    Evidence,
-    Generator,
-    Ledger,
-    Owners,
-    SearchFilter,
-    TokenCounter,
-)
+from dats_common.ports import Evidence, Generator, Ledger, Owners, TokenCounter
+from dats_common.records import AnswerRecord, Assignment, Drafted, SearchFilter
 from services.query.engine import Hit, QueryEngine, Question
 
 LOOK_EVERY_S = 0.2

@@ -15,7 +15,8 @@ from dats_common.domain import sparse
 from dats_common.domain.context import CODE_DOMAIN, Block, Context, assemble
 from dats_common.domain.fusion import LegWeights, holds_the_terms, rrf
 from dats_common.domain.model import ChunkRef, SparseVector
-from dats_common.ports import Candidate, Encoder, Index, Ledger, Leg, Passage, SearchFilter
+from dats_common.ports import Encoder, Index, Ledger, Leg
+from dats_common.records import Candidate, Passage, SearchFilter
 
 if TYPE_CHECKING:
     import numpy as np

@@ -19,7 +19,7 @@ from dats_common.contracts.api import (
 )
 from dats_common.contracts.topology import COMMANDS_QUEUE, DEAD_LETTERS_QUEUE, VALIDATED_QUEUE
 from dats_common.errors import Unavailable
-from dats_common.ports import Heartbeat
+from dats_common.records import Heartbeat
 from services.query.services import QueryServices
 
 _T = TypeVar("_T")

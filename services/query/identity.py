@@ -8,7 +8,8 @@ from typing import Protocol
 from dats_common.domain.access import LAPTOP_CALLER, Caller
 from dats_common.domain.keys import PlainKey, read_key
 from dats_common.errors import Unauthenticated
-from dats_common.ports import KeyStore, StoredKey, TokenVerifier
+from dats_common.ports import KeyStore, TokenVerifier
+from dats_common.records import StoredKey
 from dats_common.telemetry.logs import log
 from dats_common.telemetry.metrics import Metrics
 from services.query.services import Errands

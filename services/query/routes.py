@@ -32,7 +32,7 @@ from dats_common.domain.citations import snippet
 from dats_common.domain.model import ArtifactKey, EventTime, Scope, Taint
 from dats_common.errors import Forbidden, QueueFull
 from dats_common.maintenance.recall import recalled
-from dats_common.ports import ArtifactOutcome, SearchFilter, TaintReceipt
+from dats_common.records import ArtifactOutcome, SearchFilter, TaintReceipt
 from dats_common.telemetry.logs import log
 from dats_common.telemetry.metrics import CONTENT_TYPE
 from services.query.engine import Hit, Question, Retrieved

@@ -17,7 +17,8 @@ from dats_common.errors import BrokerUnavailable, Fenced, Unavailable
 from dats_common.maintenance.recall import recalled
 from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
-from dats_common.ports import Bus, Delivery, Evidence, Ledger, Subscription, TaintReceipt
+from dats_common.ports import Bus, Evidence, Ledger, Subscription
+from dats_common.records import Delivery, TaintReceipt
 from services.writer.handlers import EventHandlers, Handled
 from services.writer.leadership import Leadership
 from services.writer.progress import Progress, waiting

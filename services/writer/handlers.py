@@ -10,7 +10,8 @@ from dats_common.contracts.events import parse_validated
 from dats_common.contracts.readable import parse_tainted, summary
 from dats_common.domain.model import Validated
 from dats_common.errors import InvalidInput, Refused
-from dats_common.ports import Delivery, Ledger, TaintReceipt
+from dats_common.ports import Ledger
+from dats_common.records import Delivery, TaintReceipt
 from services.writer.pipeline import EmbeddingPipeline, Outcome
 
 MOST_IDS_AT_ONCE = 1000

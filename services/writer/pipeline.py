@@ -11,7 +11,8 @@ from dats_common.domain.model import ArtifactKey, Validated
 from dats_common.domain.taint import FlipVerdict, Verdict
 from dats_common.errors import Fenced, Unavailable
 from dats_common.maintenance.sweep import Sweeper
-from dats_common.ports import Admission, Indexer, IndexJob, Ledger
+from dats_common.ports import Indexer, Ledger
+from dats_common.records import Admission, IndexJob
 from services.writer.leadership import Leadership
 from services.writer.progress import waiting
 

@@ -14,7 +14,8 @@ from dats_common.adapters.lightrag import open_lightrag_indexer
 from dats_common.errors import Unavailable
 from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
-from dats_common.ports import Bus, Encoder, Evidence, Index, Indexer, IndexJob, Ledger, Point
+from dats_common.ports import Bus, Encoder, Evidence, Index, Indexer, Ledger
+from dats_common.records import IndexJob, Point
 from dats_common.settings import Settings
 from dats_common.telemetry.metrics import Metrics
 from services.backends import open_bus, open_encoder, open_evidence, open_index, open_ledger, prepare_index

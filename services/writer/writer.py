@@ -11,7 +11,8 @@ from dats_common.errors import Fenced, Unavailable
 from dats_common.maintenance.recall import recalled
 from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
-from dats_common.ports import Bus, Encoder, Evidence, Heartbeat, Index, Ledger
+from dats_common.ports import Bus, Encoder, Evidence, Index, Ledger
+from dats_common.records import Heartbeat
 from dats_common.telemetry.logs import log
 from dats_common.telemetry.metrics import Metrics
 from services.writer.consumer import Consumer

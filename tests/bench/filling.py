@@ -16,7 +16,8 @@ import numpy.typing as npt
 from dats_common.domain import sparse
 from dats_common.domain.model import ArtifactKey, Chunk, ChunkRef, EventTime, Generation, SourceMetadata, Validated
 from dats_common.embedded.qdrant_edge import open_engine_process
-from dats_common.ports import Encoder, Index, Ledger, Point
+from dats_common.ports import Encoder, Index, Ledger
+from dats_common.records import Point
 from dats_common.settings import Settings
 from services.backends import engine_dir, open_index, open_ledger, prepare_index
 from tests.bench.corpus import Filler, filler, pages

@@ -17,7 +17,8 @@ from dats_common.contracts.events import rfc3339
 from dats_common.contracts.strict_json import parse_object
 from dats_common.contracts.topology import ARTIFACT_TAINTED, TASK_VALIDATED
 from dats_common.errors import Unavailable
-from dats_common.ports import Bus, Delivery, Encoder
+from dats_common.ports import Bus, Encoder
+from dats_common.records import Delivery
 from dats_common.settings import Settings, load_settings
 from services.backends import open_bus, open_encoder
 from services.local import open_fleet

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from dats_common.contracts.topology import EMBEDDING_COMPLETED, EMBEDDING_INVALIDATED
 from dats_common.errors import DatsError, Unavailable
-from dats_common.ports import Delivery
+from dats_common.records import Delivery
 from tests.bench.corpus import pages
 from tests.bench.figures import Figure, Kind, latencies
 from tests.bench.scene import SILENCE_S, Scene, completions, next_data, open_scene, scratch_settings

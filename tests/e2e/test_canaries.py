@@ -27,7 +27,7 @@ from dats_common.domain import sparse
 from dats_common.domain.model import ArtifactKey, ChunkRef, SourceMetadata
 from dats_common.embedded.qdrant_edge import open_engine_process
 from dats_common.maintenance.drift import compare
-from dats_common.ports import Point
+from dats_common.records import Point
 from services.verify.canary import RESERVED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

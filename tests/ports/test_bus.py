@@ -40,7 +40,8 @@ from dats_common.contracts.topology import (
     VALIDATED_QUEUE,
 )
 from dats_common.errors import BrokerUnavailable, ConfigurationError
-from dats_common.ports import Bus, Delivery, Subscription
+from dats_common.ports import Bus, Subscription
+from dats_common.records import Delivery
 
 DEADLINE_S = 20.0
 QUIET_S = 0.3

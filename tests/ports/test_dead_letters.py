@@ -17,7 +17,8 @@ from test_bus import DEADLINE_S, Broker, memory_broker, rabbitmq_broker, sqlite_
 
 from dats_common.adapters.rabbitmq import DEAD_LETTERS_BYTES, open_rabbitmq
 from dats_common.contracts.topology import DEAD_LETTERS_QUEUE, TASK_VALIDATED, VALIDATED_QUEUE
-from dats_common.ports import Bus, DeadLetter, Delivery, OperatorsBus, Subscription
+from dats_common.ports import Bus, OperatorsBus, Subscription
+from dats_common.records import DeadLetter, Delivery
 
 MANY = 45
 """Enough that an order by text ("10" before "2") or by hash shows."""

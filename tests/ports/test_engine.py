@@ -22,7 +22,7 @@ from dats_common.domain.model import ArtifactKey
 from dats_common.embedded.ownership import served_port
 from dats_common.embedded.qdrant_edge import EngineProcess, open_engine_process, serve
 from dats_common.errors import ConfigurationError, IndexUnavailable
-from dats_common.ports import Fingerprint
+from dats_common.records import Fingerprint
 
 SHORT = 20.0
 

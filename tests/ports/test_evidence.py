@@ -46,7 +46,8 @@ from dats_common.domain.access import LAPTOP, Principal
 from dats_common.domain.model import ArtifactKey, ChunkRef, Scope, Taint, Validated
 from dats_common.domain.taint import Verdict
 from dats_common.errors import LedgerUnavailable, NotFound
-from dats_common.ports import AnswerRecord, Evidence, Ledger
+from dats_common.ports import Evidence, Ledger
+from dats_common.records import AnswerRecord
 
 ROUNDS = 60
 DEADLINE_S = 30.0

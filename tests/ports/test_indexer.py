@@ -16,7 +16,7 @@ from dats_common.adapters.memory_indexer import MemoryIndexer
 from dats_common.domain import sparse
 from dats_common.domain.model import ArtifactKey, ChunkRef, Generation, Scope, SourceMetadata
 from dats_common.errors import EncoderUnavailable, IndexUnavailable, InvalidInput
-from dats_common.ports import IndexJob
+from dats_common.records import IndexJob
 
 POISON = "poison"
 

@@ -18,7 +18,8 @@ from dats_common.adapters.sql.ledger import open_ledger
 from dats_common.domain.keys import ENTROPY_BYTES, PlainKey, make_key
 from dats_common.domain.model import EventTime, Taint
 from dats_common.errors import LedgerUnavailable
-from dats_common.ports import KeyStore, Ledger, StoredKey
+from dats_common.ports import KeyStore, Ledger
+from dats_common.records import StoredKey
 
 
 @pytest.fixture

@@ -34,7 +34,8 @@ from dats_common.domain.access import LAPTOP, Principal
 from dats_common.domain.model import ArtifactKey, ChunkRef, Scope
 from dats_common.domain.taint import FlipVerdict, QuarantineReason, Verdict
 from dats_common.errors import BrokerUnavailable, ConfigurationError, Fenced, LedgerUnavailable
-from dats_common.ports import ArtifactOutcome, Heartbeat, Ledger, LedgerCounts
+from dats_common.ports import Ledger
+from dats_common.records import ArtifactOutcome, Heartbeat, LedgerCounts
 
 WITHIN, BARE, EQUAL = QuarantineReason.WITHIN_SKEW, QuarantineReason.BARE_AFTER_TAINT, QuarantineReason.EQUAL_TIME
 

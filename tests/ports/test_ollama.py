@@ -43,7 +43,7 @@ from dats_common.errors import (
     RAGServiceError,
     ResponseCutError,
 )
-from dats_common.ports import Assignment, Drafted
+from dats_common.records import Assignment, Drafted
 
 CANARY = "hunter2canary"
 WINDOW = 4096

@@ -10,7 +10,8 @@ from dats_common.adapters.sql.identity import open_key_store
 from dats_common.adapters.sql.owners import open_owners
 from dats_common.adapters.sql.row_security import Access
 from dats_common.errors import InvalidInput
-from dats_common.ports import Owners, TagOwner, User
+from dats_common.ports import Owners
+from dats_common.records import TagOwner, User
 
 ADA, BEN = User("ada", "ada@example.org", "Ada"), User("ben", "ben@example.org")
 

@@ -14,7 +14,7 @@ from dats_common.domain.model import Scope, Validated
 from dats_common.domain.taint import QuarantineReason, Verdict
 from dats_common.errors import BrokerUnavailable, NotFound, Refused
 from dats_common.maintenance.readmission import readmit
-from dats_common.ports import Quarantined
+from dats_common.records import Quarantined
 
 SKEW_S = 60.0
 

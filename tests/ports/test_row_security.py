@@ -23,7 +23,7 @@ from dats_common.adapters.sql.tables import chunks
 from dats_common.adapters.sql.tables import metadata as tables
 from dats_common.domain.access import LAPTOP
 from dats_common.domain.model import ArtifactKey, ChunkRef, Scope
-from dats_common.ports import AnswerRecord, StoredKey
+from dats_common.records import AnswerRecord, StoredKey
 
 pytestmark = pytest.mark.postgres
 

@@ -14,7 +14,8 @@ from rig import Rig
 
 from dats_common.adapters.jwt_tokens import build_jwt_verifier
 from dats_common.domain.keys import ENTROPY_BYTES, PlainKey, make_key
-from dats_common.ports import KeyStore, StoredKey
+from dats_common.ports import KeyStore
+from dats_common.records import StoredKey
 from services.query.identity import Authenticator, Credentials
 from services.query.services import QueryServices
 

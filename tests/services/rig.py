@@ -31,7 +31,8 @@ from dats_common.errors import BrokerUnavailable, EncoderUnavailable, IndexUnava
 from dats_common.fingerprint import fingerprint
 from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
-from dats_common.ports import Assignment, Candidate, Drafted, Evidence, Generator, Ledger, Owners, Point
+from dats_common.ports import Evidence, Generator, Ledger, Owners
+from dats_common.records import Assignment, Candidate, Drafted, Point
 from dats_common.telemetry.metrics import Metrics
 from services.query.answer_bodies import body_of
 from services.query.answering import LOOK_EVERY_S, AnswerEngine, AnswerRules

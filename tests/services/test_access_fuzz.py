@@ -45,7 +45,8 @@ from dats_common.contracts.topology import COMMANDS_QUEUE
 from dats_common.domain.keys import ENTROPY_BYTES, make_key
 from dats_common.domain.model import EventTime, Taint
 from dats_common.fingerprint import fingerprint
-from dats_common.ports import Candidate, KeyStore, Ledger, StoredKey
+from dats_common.ports import KeyStore, Ledger
+from dats_common.records import Candidate, StoredKey
 from dats_common.settings import Settings
 from services.backends import open_evidence, open_key_store, open_ledger, open_owners
 from services.query.identity import Authenticator

@@ -10,7 +10,7 @@ from rig import Rig
 from test_answers import answered, stored
 
 from dats_common.domain.model import ArtifactKey, EventTime, Taint
-from dats_common.ports import Assignment
+from dats_common.records import Assignment
 
 TOPICS = ("invoices", "orders", "payments", "refunds", "contracts", "shipments", "audits", "budgets", "taxes", "loans")
 ANSWERS = 1000

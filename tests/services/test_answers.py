@@ -22,7 +22,7 @@ from dats_common.domain.access import LAPTOP, Caller
 from dats_common.domain.model import ArtifactKey, EventTime, Taint
 from dats_common.domain.prompt import INSUFFICIENT
 from dats_common.errors import InvalidInput, LLMConnectionError, LLMTimeoutError, ModelUnavailableError, Unavailable
-from dats_common.ports import Assignment, TagOwner, User
+from dats_common.records import Assignment, TagOwner, User
 from services.query.answering import Answer, Ask, Found, Withdrawn
 from services.query.streams import Streams
 

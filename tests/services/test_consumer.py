@@ -29,7 +29,7 @@ from dats_common.contracts.topology import (
 from dats_common.domain.model import ArtifactKey, EventTime, SourceMetadata, Taint, Validated
 from dats_common.errors import LedgerUnavailable
 from dats_common.maintenance.sweep import Sweeper
-from dats_common.ports import TaintReceipt
+from dats_common.records import TaintReceipt
 from services.writer.leadership import Leadership
 from services.writer.progress import EXIT_CODE, Progress, watchdog
 

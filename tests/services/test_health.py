@@ -15,7 +15,7 @@ from dats_common.adapters.sql.ledger import open_ledger
 from dats_common.adapters.sql.owners import open_owners
 from dats_common.fingerprint import fingerprint
 from dats_common.maintenance.sweep import Sweeper
-from dats_common.ports import Heartbeat
+from dats_common.records import Heartbeat
 from dats_common.telemetry.metrics import Metrics
 from services.writer.leadership import Leadership
 from services.writer.progress import Progress

@@ -17,7 +17,7 @@ from rig import BODY_LIMIT_BYTES, LEDGER_AWAY, Index, Rig
 from dats_common.contracts.api import Problem
 from dats_common.contracts.topology import COMMANDS_QUEUE
 from dats_common.domain.model import ArtifactKey, ChunkRef
-from dats_common.ports import Candidate
+from dats_common.records import Candidate
 
 QUERY = {"query": "a report on invoices"}
 EMBED = {"content": "a report on invoices", "metadata": {"artifact_id": "a", "project_id": "p"}}

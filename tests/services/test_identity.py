@@ -21,7 +21,7 @@ from dats_common.clients.rag import RAGClient
 from dats_common.domain.access import Caller
 from dats_common.domain.keys import PlainKey
 from dats_common.errors import ConfigurationError, LedgerUnavailable, TooManyRequests
-from dats_common.ports import StoredKey
+from dats_common.records import StoredKey
 from dats_common.settings import Settings
 from services.query.gate import OPEN_PATHS, PROBE_PATHS, RateLimits
 from services.query.identity import Seldom

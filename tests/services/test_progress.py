@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from dats_common.domain.model import ArtifactKey, Generation, SourceMetadata
-from dats_common.ports import IndexJob
+from dats_common.records import IndexJob
 from services.writer.progress import Progress, Turn, watchdog
 from services.writer.wiring import Lanes, WatchedIndexer
 

@@ -6,7 +6,7 @@ import pytest
 from dats_common.adapters.memory_encoder import MemoryEncoder
 from dats_common.domain import sparse
 from dats_common.fingerprint import LEAST_COSINE, PROBE_TEXTS, agree, fingerprint
-from dats_common.ports import Fingerprint
+from dats_common.records import Fingerprint
 
 PRINT = Fingerprint("m", 2, 256, "v1", ((1.0, 0.0), (0.0, 1.0)))
 

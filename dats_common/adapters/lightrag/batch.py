@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dats_common.domain.model import Chunk, Generation
 from dats_common.errors import Unavailable
-from dats_common.ports import IndexJob
+from dats_common.records import IndexJob
 
 GROUP_CHUNKS = 64
 """A group is written once it has so many chunks: enough to fill a GPU, small enough that chunking the next documents

@@ -16,7 +16,8 @@ from dats_common.adapters.lightrag.batch import Document, MicroBatch
 from dats_common.domain import chunking, sparse
 from dats_common.domain.model import Chunk, ChunkRef, Generation, SparseVector
 from dats_common.errors import ConfigurationError, EncoderUnavailable, IndexUnavailable
-from dats_common.ports import Encoder, IndexJob, Point
+from dats_common.ports import Encoder
+from dats_common.records import IndexJob, Point
 
 if TYPE_CHECKING:
     import numpy as np

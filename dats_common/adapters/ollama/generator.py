@@ -19,7 +19,7 @@ from dats_common.adapters.ollama.thinking import WithoutThoughts
 from dats_common.adapters.ollama.wire import CHAT, ThinkRefused, chat_request, load_request, read_line, without_thinking
 from dats_common.domain.prompt import Message, rating_messages
 from dats_common.errors import LLMConnectionError, LLMTimeoutError, RAGServiceError
-from dats_common.ports import Assignment, Drafted
+from dats_common.records import Assignment, Drafted
 
 KNOWN_S = 5.0
 """A model that was there is believed to be there so long: one look-up for a burst of requests, not one for each."""

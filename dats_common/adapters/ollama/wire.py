@@ -20,7 +20,7 @@ from dats_common.errors import (
     RAGServiceError,
     ResponseCutError,
 )
-from dats_common.ports import Drafted
+from dats_common.records import Drafted
 
 CHAT = "/api/chat"
 LONGEST_RETRY_AFTER_S = 3600.0

@@ -16,7 +16,8 @@ from dats_common.adapters.rabbitmq.messages import event_message
 from dats_common.adapters.rabbitmq.publisher import Publisher
 from dats_common.adapters.rabbitmq.subscription import RabbitSubscription
 from dats_common.contracts.topology import COMMANDS_EXCHANGE, DEAD_LETTERS_QUEUE, EMBED_COMMAND, EVENTS_EXCHANGE
-from dats_common.ports import Delivery, Subscription
+from dats_common.ports import Subscription
+from dats_common.records import Delivery
 
 WATCH_PREFETCH = 256
 

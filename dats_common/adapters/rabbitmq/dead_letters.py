@@ -14,7 +14,8 @@ from dats_common.adapters.rabbitmq.declarations import DEFAULT_EXCHANGE, declare
 from dats_common.adapters.rabbitmq.messages import copied_message, dead_letter_of, delivery_of, letter_id_of
 from dats_common.adapters.rabbitmq.publisher import Publisher
 from dats_common.contracts.routing import replayed_headers
-from dats_common.ports import MOST_DEAD_LETTERS, DeadLetter
+from dats_common.ports import MOST_DEAD_LETTERS
+from dats_common.records import DeadLetter
 
 DEAD_LETTERS_BYTES = 32 * 1024 * 1024
 """How much of those that are to be settled is in our memory at a time."""

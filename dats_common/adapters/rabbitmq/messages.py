@@ -13,7 +13,7 @@ from aio_pika.abc import AbstractIncomingMessage
 from aio_pika.exceptions import ChannelInvalidStateError
 
 from dats_common.contracts.routing import ATTEMPT_HEADER, death_of
-from dats_common.ports import DeadLetter, Delivery
+from dats_common.records import DeadLetter, Delivery
 
 BROKER_HEADERS = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count")
 """What the broker adds by itself; carried along, it would take part in its detection of dead-letter cycles."""

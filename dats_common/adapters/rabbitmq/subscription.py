@@ -19,7 +19,7 @@ from dats_common.adapters.rabbitmq.publisher import Publisher
 from dats_common.contracts.routing import ATTEMPT_HEADER, dead_letter_headers, retry_queue, rung_for
 from dats_common.contracts.topology import DEAD_LETTERS_QUEUE
 from dats_common.errors import BrokerUnavailable, ConfigurationError
-from dats_common.ports import Delivery
+from dats_common.records import Delivery
 
 log = structlog.get_logger(component="rabbitmq")
 

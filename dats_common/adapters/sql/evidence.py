@@ -32,7 +32,8 @@ from dats_common.contracts.events import build_recalled
 from dats_common.domain.access import Principal
 from dats_common.domain.model import NEVER, ArtifactKey, ChunkRef, Scope
 from dats_common.errors import NotFound
-from dats_common.ports import AnswerRecord, Evidence, KeptAnswer
+from dats_common.ports import Evidence
+from dats_common.records import AnswerRecord, KeptAnswer
 
 _Part = tuple[str | None, Sequence[ArtifactKey]]
 """The tenant to act for, and artifacts."""

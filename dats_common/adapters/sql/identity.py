@@ -14,7 +14,8 @@ from dats_common.adapters.sql.engine import Database, open_database
 from dats_common.adapters.sql.row_security import AS_WRITER, Access
 from dats_common.adapters.sql.tables import audit, keys
 from dats_common.domain.model import Taint
-from dats_common.ports import AuditEntry, KeyStore, StoredKey
+from dats_common.ports import KeyStore
+from dats_common.records import AuditEntry, StoredKey
 
 MOST_IDS_KEPT = 100
 """Of one taint's artifact ids: a cascade of ten thousand must not make a row of megabytes."""

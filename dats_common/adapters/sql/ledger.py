@@ -37,7 +37,8 @@ from dats_common.adapters.sql.writing import (
 from dats_common.domain.access import Principal
 from dats_common.domain.model import ArtifactKey, Chunk, ChunkRef, Generation, Taint, Validated
 from dats_common.domain.taint import FlipVerdict
-from dats_common.ports import (
+from dats_common.ports import Publish
+from dats_common.records import (
     Admission,
     ArtifactOutcome,
     GuardedRead,
@@ -45,7 +46,6 @@ from dats_common.ports import (
     LedgerCounts,
     LiveGeneration,
     OutboxEvent,
-    Publish,
     Quarantined,
     TaintReceipt,
 )

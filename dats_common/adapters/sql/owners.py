@@ -15,7 +15,8 @@ from dats_common.adapters.sql.row_security import AS_WRITER, Access
 from dats_common.adapters.sql.rows import insert, slices
 from dats_common.adapters.sql.tables import tags, users
 from dats_common.errors import InvalidInput
-from dats_common.ports import AuditEntry, Owners, TagOwner, User
+from dats_common.ports import Owners
+from dats_common.records import AuditEntry, TagOwner, User
 
 _CONNECTIONS = 2
 _SHOWN_TAGS = 3

@@ -13,7 +13,7 @@ from dats_common.adapters.sql.tables import quarantine
 from dats_common.domain.model import EventTime, Scope, SourceMetadata, Validated
 from dats_common.domain.taint import Readmission, readmit
 from dats_common.errors import NotFound, Refused
-from dats_common.ports import Quarantined
+from dats_common.records import Quarantined
 
 _FIELDS = frozenset(each.name for each in fields(SourceMetadata))
 

@@ -24,7 +24,7 @@ from dats_common.adapters.sql.tables import artifacts, chunks, documents, outbox
 from dats_common.domain.access import Principal, may_see
 from dats_common.domain.model import NEVER, ArtifactKey, Chunk, ChunkRef, Generation, SourceMetadata
 from dats_common.domain.taint import Tombstone
-from dats_common.ports import (
+from dats_common.records import (
     HEARTBEAT_STALE_S,
     ArtifactOutcome,
     GuardedRead,

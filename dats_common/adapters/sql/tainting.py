@@ -37,7 +37,7 @@ from dats_common.adapters.sql.tables import (
 from dats_common.contracts.events import build_invalidated
 from dats_common.domain.model import ArtifactKey, EventTime, Taint, Validated
 from dats_common.domain.taint import Place, QuarantineReason, Tombstone, place, tombstone
-from dats_common.ports import TaintReceipt
+from dats_common.records import TaintReceipt
 
 
 async def commit_taint(database: Database, taint: Taint, *, skew_s: float) -> TaintReceipt:

@@ -34,7 +34,7 @@ from dats_common.contracts.events import build_completed
 from dats_common.domain.model import NEVER, ArtifactKey, Chunk, Generation, Validated
 from dats_common.domain.taint import ArtifactState, FlipVerdict, Place, QuarantineReason, Verdict, admit, flip, place
 from dats_common.errors import Fenced
-from dats_common.ports import Admission
+from dats_common.records import Admission
 
 
 async def take_over(database: Database) -> int:

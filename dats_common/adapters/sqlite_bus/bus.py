@@ -22,7 +22,8 @@ from dats_common.adapters.sqlite_bus.worker import FileThread
 from dats_common.contracts.routing import PUBLISHED_MAX_MESSAGES, QUEUE_NAMES, destinations
 from dats_common.contracts.topology import COMMANDS_EXCHANGE, DEAD_LETTERS_QUEUE, EMBED_COMMAND, EVENTS_EXCHANGE
 from dats_common.errors import BrokerUnavailable
-from dats_common.ports import DeadLetter, Delivery, Subscription
+from dats_common.ports import Subscription
+from dats_common.records import DeadLetter, Delivery
 
 LISTEN_S = 0.05
 """How often a waiting consumer looks whether another process wrote. One look reads a counter in shared memory."""

@@ -28,7 +28,8 @@ from dats_common.contracts.routing import (
     replayed_headers,
 )
 from dats_common.contracts.topology import DEAD_LETTERS_QUEUE
-from dats_common.ports import MOST_DEAD_LETTERS, DeadLetter, Delivery
+from dats_common.ports import MOST_DEAD_LETTERS
+from dats_common.records import DeadLetter, Delivery
 
 LEASE_S = 2.5
 """A killed process is missed after this long; a live one may hang for this long without losing what it holds."""

@@ -15,7 +15,7 @@ from dats_common.adapters.sqlite_bus.worker import FileThread
 from dats_common.contracts.routing import QUEUE_NAMES, dead_letter_headers
 from dats_common.contracts.topology import DEAD_LETTERS_QUEUE
 from dats_common.errors import BrokerUnavailable, ConfigurationError
-from dats_common.ports import Delivery
+from dats_common.records import Delivery
 
 BEAT_S = 0.5
 _WATCHED_TOGETHER = 64

@@ -20,7 +20,8 @@ from aio_pika.exceptions import CONNECTION_EXCEPTIONS
 
 from dats_common.domain.access import LAPTOP
 from dats_common.errors import Unavailable
-from dats_common.ports import Index, SearchFilter
+from dats_common.ports import Index
+from dats_common.records import SearchFilter
 from tests.faults.chaos.content import QUESTION, message, shown
 from tests.faults.chaos.history import History, Operation
 from tests.faults.chaos.plan import Event, Kind

@@ -16,7 +16,8 @@ from crash.points import Control, Hook
 from dats_common.domain.model import ArtifactKey, Chunk, Generation, Taint, Validated
 from dats_common.domain.taint import FlipVerdict
 from dats_common.errors import IndexUnavailable
-from dats_common.ports import Admission, Bus, Delivery, Index, Ledger, Point, Subscription, TaintReceipt
+from dats_common.ports import Bus, Index, Ledger, Subscription
+from dats_common.records import Admission, Delivery, Point, TaintReceipt
 from dats_common.settings import Settings, load_settings
 from dats_common.telemetry.logs import configure_logs
 from services.writer.__main__ import consume

@@ -27,7 +27,8 @@ from dats_common.domain.settlement import OUTAGE_PAUSE_S
 from dats_common.errors import IndexUnavailable, LedgerUnavailable
 from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
-from dats_common.ports import AnswerRecord, Delivery, KeptAnswer, Ledger, Point, SearchFilter, Subscription
+from dats_common.ports import Ledger, Subscription
+from dats_common.records import AnswerRecord, Delivery, KeptAnswer, Point, SearchFilter
 from services.query.engine import QueryEngine, Question
 from services.writer.consumer import Consumer, Limits
 from services.writer.handlers import EventHandlers, Handled

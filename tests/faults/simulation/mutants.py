@@ -21,7 +21,8 @@ from dats_common.contracts.topology import EMBEDDING_COMPLETED, EMBEDDING_INVALI
 from dats_common.domain.access import Principal
 from dats_common.domain.model import ArtifactKey, ChunkRef, Taint, Validated
 from dats_common.domain.taint import FlipVerdict
-from dats_common.ports import Admission, Delivery, GuardedRead, Passage, Point, Publish, Subscription, TaintReceipt
+from dats_common.ports import Publish, Subscription
+from dats_common.records import Admission, Delivery, GuardedRead, Passage, Point, TaintReceipt
 from tests.faults.simulation.faults import Fault, Kind
 from tests.faults.simulation.ports import SimBus, SimIndex, SimLedger, SimSubscription
 from tests.faults.simulation.scenario import Scenario

@@ -13,7 +13,8 @@ from dats_common.adapters.sql.ledger import SqlLedger
 from dats_common.domain.model import ArtifactKey, Chunk, ChunkRef, Generation, Taint, Validated
 from dats_common.domain.taint import FlipVerdict
 from dats_common.errors import BrokerUnavailable, IndexUnavailable, LedgerUnavailable
-from dats_common.ports import Admission, Candidate, Delivery, Fingerprint, Point, Publish, Subscription, TaintReceipt
+from dats_common.ports import Publish, Subscription
+from dats_common.records import Admission, Candidate, Delivery, Fingerprint, Point, TaintReceipt
 from tests.faults.simulation.faults import Kind
 
 

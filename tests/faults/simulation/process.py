@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dats_common.adapters.memory_bus import MemorySubscription
 from dats_common.adapters.sql.engine import Database
 from dats_common.domain.model import ArtifactKey, Taint
-from dats_common.ports import Admission
+from dats_common.records import Admission
 from tests.faults.simulation.faults import Kind
 from tests.faults.simulation.loop import Lane, State
 from tests.faults.simulation.sqlite import TIMEOUT_S, Connection, EngineSlot

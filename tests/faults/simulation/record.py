@@ -19,7 +19,7 @@ from dats_common.contracts.topology import (
     VALIDATED_QUEUE,
 )
 from dats_common.domain.model import ArtifactKey, ChunkRef
-from dats_common.ports import Admission
+from dats_common.records import Admission
 from tests.faults.simulation.scenario import SECOND, Event, Tainted, Validated
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from dats_common.errors import Unavailable
 from dats_common.fingerprint import fingerprint
 from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
-from dats_common.ports import SearchFilter
+from dats_common.records import SearchFilter
 from dats_common.settings import Embedding, Events, Settings
 from services.query.engine import QueryEngine, Question
 from services.query.services import Errands
