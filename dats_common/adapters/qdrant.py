@@ -458,7 +458,8 @@ def _payload_indexes() -> list[tuple[str, Any]]:
     return [
         ("tenant_id", tenant),
         ("artifact_id", keyword),
-        ("gen", models.PayloadSchemaType.INTEGER),
+        # Never asked for a range, and an index for ranges would cost its files at every flush.
+        ("gen", models.IntegerIndexParams(type=models.IntegerIndexType.INTEGER, lookup=True, range=False)),
         *((name, keyword) for name in ("project_id", "domain", "doc_type", "tags")),
         ("verified", models.PayloadSchemaType.BOOL),
         ("scope", keyword),

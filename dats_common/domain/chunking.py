@@ -25,6 +25,7 @@ PIECE = 4  # Characters of an average English token.
 _SENTENCE_ENDS = frozenset(".!?…。！？")
 _FULL_WIDTH_ENDS = frozenset("。！？")  # No space follows these.
 _CLOSERS = "\"')]}»”’"
+_PERHAPS_AN_END = _SENTENCE_ENDS | frozenset(_CLOSERS)
 
 
 class Boundary(IntEnum):
@@ -117,37 +118,40 @@ def _units(text: str, spans: Sequence[tuple[int, int]]) -> tuple[list[int], list
     starts, boundaries = [0], [Boundary.BLANK_LINE]
     end = spans[0][1] if spans else len(text)
     for start, following_end in spans[1:]:
-        _append_pieces(starts, boundaries, start)
+        if start - starts[-1] > WIDEST_TOKEN:
+            _append_pieces(starts, boundaries, start)
         boundaries.append(_boundary(text, end, start))
         starts.append(max(start, starts[-1]))
         end = following_end
-    _append_pieces(starts, boundaries, len(text))
+    if len(text) - starts[-1] > WIDEST_TOKEN:
+        _append_pieces(starts, boundaries, len(text))
     starts.append(len(text))
     return starts, boundaries
 
 
 def _append_pieces(starts: list[int], boundaries: list[Boundary], end: int) -> None:
-    if end - starts[-1] > WIDEST_TOKEN:
-        pieces = range(starts[-1] + PIECE, end, PIECE)
-        starts.extend(pieces)
-        boundaries.extend([Boundary.WORD] * len(pieces))
+    pieces = range(starts[-1] + PIECE, end, PIECE)
+    starts.extend(pieces)
+    boundaries.extend([Boundary.WORD] * len(pieces))
 
 
 def _boundary(text: str, end: int, start: int) -> Boundary:
     """What lies between a token that ends at `end` and the next one, which starts at `start`."""
     if start < end or end == 0:
         return Boundary.CHARACTER  # Byte-level tokenizers make several tokens of one character.
-    gap = text[end:start]
+    gap, before = text[end:start], text[end - 1]
+    if gap == " " and before not in _PERHAPS_AN_END:
+        return Boundary.SPACE  # Two words of a sentence: most of what there is.
     lines = gap.count("\n")
     if lines:
         return Boundary.BLANK_LINE if lines > 1 else Boundary.LINE
-    if text[end - 1] in _SENTENCE_ENDS or text[end - 1] in _CLOSERS:
+    if before in _PERHAPS_AN_END:
         mark = text[max(0, end - 4) : end].rstrip(_CLOSERS)[-1:]
         if mark in _FULL_WIDTH_ENDS or (gap and mark in _SENTENCE_ENDS):
             return Boundary.SENTENCE
     if gap.isspace():
         return Boundary.SPACE
-    return Boundary.WORD if text[end - 1].isalnum() and text[start : start + 1].isalnum() else Boundary.PUNCTUATION
+    return Boundary.WORD if before.isalnum() and text[start : start + 1].isalnum() else Boundary.PUNCTUATION
 
 
 def within_window(*, max_tokens: int, overlap_tokens: int, window_tokens: int) -> tuple[int, int]:

@@ -32,6 +32,7 @@ _WORD = re.compile(r"[A-Za-z0-9]+(?:[-.][A-Za-z0-9]+)+|\w+")
 _PART = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z0-9]+|[A-Z0-9]+")
 _DIGIT = re.compile(r"[0-9]")
 _SEPARATOR = re.compile(r"[-.]")
+_KEPT_WORDS = 100_000  # Whose terms are remembered: the vocabulary of a large corpus, some 20 MB.
 
 # Source: NLTK's English stop words, without the contractions (the tokenizer splits those at the apostrophe).
 _STOP_WORDS = """
@@ -57,16 +58,18 @@ _stemming = _Stemming()
 
 def encode_document(text: str) -> SparseVector:
     """BM25 weights of a chunk's terms, without the document frequencies; the empty vector when it has no terms."""
-    found = list(terms(text))
-    counts = Counter(map(_term_id, found))
-    saturation = K1 * (1 - B + B * len(found) / AVERAGE_TERMS)
+    counts: dict[int, int] = {}
+    for word, times in Counter(_words(text)).items():  # Each distinct word once: prose repeats itself.
+        for index in _ids_of(word):
+            counts[index] = counts.get(index, 0) + times
+    saturation = K1 * (1 - B + B * sum(counts.values()) / AVERAGE_TERMS)
     indices = tuple(sorted(counts))
     return SparseVector(indices, tuple(counts[i] * (K1 + 1) / (counts[i] + saturation) for i in indices))
 
 
 def encode_query(text: str) -> SparseVector:
     """A query's terms, each with weight 1: the dot product with a document is then its BM25 score."""
-    indices = tuple(sorted({_term_id(term) for term in terms(text)}))
+    indices = tuple(sorted({index for word in _words(text) for index in _ids_of(word)}))
     return SparseVector(indices, (1.0,) * len(indices))
 
 
@@ -76,15 +79,25 @@ def terms(text: str) -> Iterator[str]:
     A whole identifier is kept joined, in lower case and unstemmed, beside its stemmed parts, so that `get_user_id`
     meets `getUserId`; dotted or hyphenated names with a digit are kept whole too (`CVE-2024-1234`, `1.20.3`).
     """
-    if not text.isascii():
-        text = unicodedata.normalize("NFKC", text)
-    for match in _WORD.finditer(text):
-        word = match.group()
+    for word in _words(text):
         # Long words are rare and would fill the cache with text nobody asks for again.
         yield from _terms_of(word) if len(word) <= LONGEST_WHOLE else _terms_of.__wrapped__(word)
 
 
-@lru_cache(maxsize=100_000)
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text if text.isascii() else unicodedata.normalize("NFKC", text))
+
+
+def _ids_of(word: str) -> tuple[int, ...]:
+    return _kept_ids_of(word) if len(word) <= LONGEST_WHOLE else _kept_ids_of.__wrapped__(word)
+
+
+@lru_cache(maxsize=_KEPT_WORDS)
+def _kept_ids_of(word: str) -> tuple[int, ...]:
+    return tuple(map(_term_id, _terms_of.__wrapped__(word)))
+
+
+@lru_cache(maxsize=_KEPT_WORDS)
 def _terms_of(word: str) -> tuple[str, ...]:
     segments = _SEPARATOR.split(word)
     if len(segments) == 1:
@@ -108,7 +121,6 @@ def _identifier(word: str) -> list[str]:
     return found
 
 
-@lru_cache(maxsize=200_000)
 def _term_id(term: str) -> int:
     # Source: the ids of Qdrant's own BM25 (FastEmbed `Qdrant/bm25`): abs(murmur3_32(token, seed 0)).
     return abs(mmh3.hash(term, 0))

@@ -30,7 +30,7 @@ class _Spent:
 
 async def ingest(*, quick: bool) -> list[Figure]:
     """On the embedded fleet, and with RabbitMQ and PostgreSQL where they are installed."""
-    documents, rounds = (100, 3) if quick else (300, 5)
+    documents, rounds = (100, 3) if quick else (600, 3)
     with scratch_settings() as settings:
         figures = await _measure(settings, None, documents, rounds)
     try:
