@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from dats_common.domain.access import Caller, Principal
+from dats_common.domain.grounding import Pair
 from dats_common.domain.model import (
     ArtifactKey,
     Chunk,
@@ -41,6 +42,7 @@ from dats_common.records import (
     LiveGeneration,
     Point,
     Quarantined,
+    Scored,
     SearchFilter,
     StoredKey,
     TagOwner,
@@ -260,6 +262,24 @@ class Generator(Protocol):
         """Raises: LLMConnectionError."""
 
 
+class SupportScorer(Protocol):
+    """How well texts bear a sentence out, by one way of looking at it; what follows is `domain.grounding`'s to say."""
+
+    @property
+    def name(self) -> str:
+        """The way of looking, for metrics and health: `words`, `cross_encoder`, `judge`."""
+
+    async def score(self, pairs: Sequence[Pair]) -> Scored:
+        """A score for each pair, in their order; it does not depend on the other pairs of the call.
+
+        Bounded in pairs and in seconds by the adapter. Never raises: an answer is not lost over it, so what could not
+        be scored has None, and the reason is told beside.
+        """
+
+    async def ping(self) -> None:
+        """Raises: Unavailable: there are no scores to be had."""
+
+
 class TokenCounter(Protocol):
     """How many tokens a text has in a model's own tokens, counted here."""
 
@@ -298,6 +318,9 @@ class Evidence(Protocol):
             cascade_id: of the taint that made them fall, if it is known.
             limit: at most so many in one call; call again until it returns fewer.
         """
+
+    async def forget(self, *, older_than_s: float, limit: int = 500) -> int:
+        """Drop the oldest answers that were kept so long ago, and what they stood on. Returns how many; see `limit`."""
 
 
 class Owners(Protocol):

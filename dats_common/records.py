@@ -211,6 +211,7 @@ class Assignment:
         sources: in the order of the prompt.
         window_tokens: the model's context window; the same for every call of a model, or it would be loaded anew.
         max_response_tokens: longest response.
+        response_schema: the JSON schema that the response must follow; None: it is prose.
     """
 
     question: str
@@ -220,6 +221,20 @@ class Assignment:
     window_tokens: int
     max_response_tokens: int
     temperature: float
+    response_schema: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What a scorer has to say of pairs.
+
+    Attributes:
+        scores: in [0, 1], in the order of the pairs; None: none was to be had.
+        trouble: why that is so, in words for people; empty where every pair has a score.
+    """
+
+    scores: tuple[float | None, ...]
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)

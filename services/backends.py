@@ -220,16 +220,27 @@ async def prepare_index(index: Index, encoder: Encoder) -> None:
 async def open_encoder(settings: Settings, *, for_writer: bool) -> AsyncIterator[Encoder]:
     """The encoder that the settings name.
 
-    `auto`: a promised device (`cuda:N`) or another model than the packaged one asks for sentence-transformers; the
-    rest is served without PyTorch.
+    `auto`: a gateway that is set; else a promised device (`cuda:N`) or another model than the packaged one asks for
+    sentence-transformers; the rest is served without PyTorch.
 
-    Raises: ConfigurationError: the model, the library or the promised GPU is missing.
+    Raises: ConfigurationError: the model, the library, the promised GPU or the gateway's key is missing;
+        EncoderUnavailable: the gateway or Ollama is away.
     """
+    chosen = settings.embedding.backend
+    is_remote = chosen in ("gateway", "ollama") or (chosen == "auto" and settings.lightrag.embedding_endpoint)
+    opening = _remote_encoder(settings) if is_remote else _local_encoder(settings, for_writer=for_writer)
+    async with opening as encoder:
+        yield encoder
+
+
+def _local_encoder(settings: Settings, *, for_writer: bool) -> AbstractAsyncContextManager[Encoder]:
     from dats_common.adapters.encoder_openvino import open_openvino_encoder
     from dats_common.adapters.encoder_st import open_sentence_transformers_encoder
 
     chosen, device = settings.embedding, settings.embedding.device
     model = settings.lightrag.embedding_model
+    if chosen.dimensions:
+        raise ConfigurationError("embedding.dimensions is for a model on the gateway or Ollama: set it to 0")
     # The GPU is the writer's: a replica on the same machine encodes single queries on the CPU.
     wants_gpu = for_writer and device.startswith("cuda")
     packaged = model == DEFAULT_MODEL
@@ -238,13 +249,33 @@ async def open_encoder(settings: Settings, *, for_writer: bool) -> AsyncIterator
             f"embedding.backend openvino carries only {DEFAULT_MODEL}; for {model!r} set it to sentence-transformers"
         )
     if chosen.backend == "openvino" or (chosen.backend == "auto" and packaged and not wants_gpu):
-        async with open_openvino_encoder(threads=chosen.threads or None, background=for_writer) as encoder:
-            yield encoder
-        return
-    async with open_sentence_transformers_encoder(
+        return open_openvino_encoder(threads=chosen.threads or None, background=for_writer)
+    return open_sentence_transformers_encoder(
         model, device=device if wants_gpu else "cpu", batch_size=chosen.micro_batch
-    ) as other:
-        yield other
+    )
+
+
+def _remote_encoder(settings: Settings) -> AbstractAsyncContextManager[Encoder]:
+    from dats_common.adapters.encoder_http import Remote, open_gateway_encoder, open_ollama_encoder
+
+    chosen, index = settings.embedding, settings.lightrag
+    if chosen.device:
+        raise ConfigurationError("embedding.device is for a model that runs here, not on the gateway or Ollama")
+    remote = Remote(
+        model=index.embedding_model,
+        api_key=index.embedding_api_key.get_secret_value() or None,
+        dimensions=chosen.dimensions,
+        window_tokens=chosen.window_tokens,
+        query_prefix=chosen.query_prefix,
+        document_prefix=chosen.document_prefix,
+        batch_size=chosen.micro_batch,
+        timeout_s=chosen.timeout_s,
+    )
+    if chosen.backend == "ollama":
+        return open_ollama_encoder(index.embedding_endpoint or settings.answers.ollama_base_url, remote)
+    if not index.embedding_endpoint:
+        raise ConfigurationError("embedding.backend is gateway, but no gateway is set: set MODEL_GATEWAY_URL")
+    return open_gateway_encoder(index.embedding_endpoint, remote)
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -16,11 +17,24 @@ from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
 
-CHAT, TAGS, VERSION = "/api/chat", "/api/tags", "/api/version"
+CHAT, SHOW, TAGS, VERSION = "/api/chat", "/api/show", "/api/tags", "/api/version"
 LOAD = "a chat without messages"
 NDJSON, JSON = "application/x-ndjson", "application/json"
 MODEL = "llama3.2"
 WAIT_S = 20.0
+
+_BYTE_SIGNS = [chr(code) for first, last in ((33, 126), (161, 172), (174, 323)) for code in range(first, last + 1)]
+"""How byte-level vocabularies write the 256 bytes. Source: GPT-2's `bytes_to_unicode`."""
+BYTE_VOCABULARY: dict[str, Any] = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "gpt-2",
+    "tokenizer.ggml.tokens": [*_BYTE_SIGNS, "qz"],
+    "tokenizer.ggml.merges": ["q z"],
+    "tokenizer.ggml.token_type": [1] * 257,
+}
+"""Of a model for which every byte is a token: how many a text has needs no tokenizer to tell."""
+PER_MESSAGE, AT_THE_END = 5, 3
+"""What that model's template adds, in tokens."""
 
 Step = Mapping[str, Any] | bytes | asyncio.Event
 
@@ -50,6 +64,11 @@ class Request:
     path: str
     headers: Mapping[str, str]
     body: Any
+
+
+def bytes_and_marks(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Tokens of a prompt for the model with `BYTE_VOCABULARY`."""
+    return sum(len(each["content"].encode()) + PER_MESSAGE for each in messages) + AT_THE_END
 
 
 def piece(content: str, **more: Any) -> dict[str, Any]:
@@ -89,11 +108,13 @@ class ScriptedOllama:
         respond: from the messages of a chat to the text of its answer.
         count_tokens: from the messages to the `prompt_eval_count`; fewer than were sent tells of a cut prompt.
         rating: the text that answers a chat with a `format`.
+        model_info: what `/api/show` says of every model; None: this server has no such call.
         requests: all that came, in their order.
         connections: how many were opened.
         abandoned: how many answers a client did not stay for.
         in_hand: the chats and loads that are being answered.
         most_in_hand: the most that were at one moment.
+        spent_s: seconds from a request's arrival to the end of its answer, of all of them together.
     """
 
     def __init__(self) -> None:
@@ -102,11 +123,13 @@ class ScriptedOllama:
         self.respond: Callable[[list[dict[str, Any]]], str] = lambda messages: f"You asked {messages[-1]['content']}"
         self.count_tokens: Callable[[list[dict[str, Any]]], int] = _quarter_of_characters
         self.rating = '{"score": 80}'
+        self.model_info: dict[str, Any] | None = None
         self.requests: list[Request] = []
         self.connections = 0
         self.abandoned = 0
         self.most_in_hand = 0
         self.in_hand = 0
+        self.spent_s = 0.0
         self._script: dict[str, deque[Answer]] = defaultdict(deque)
         self._changed = asyncio.Condition()
         self._serving: dict[asyncio.Task[None], asyncio.Task[Any] | None] = {}
@@ -160,10 +183,12 @@ class ScriptedOllama:
         is_chat = request.path == CHAT
         self.in_hand += is_chat
         self.most_in_hand = max(self.most_in_hand, self.in_hand)
+        started_s = time.perf_counter()
         await self._notify()
         try:
             yield
         finally:
+            self.spent_s += time.perf_counter() - started_s
             self.in_hand -= is_chat
             await self._notify()
 
@@ -179,6 +204,8 @@ class ScriptedOllama:
             return _document({"version": "0.30.0"})
         if kind == TAGS:
             return _document({"models": self.models})
+        if kind == SHOW and self.model_info is not None:
+            return _document({"model_info": self.model_info})
         return self._chat(request.body) if request.path == CHAT else refused(404, "404 page not found")
 
     def _chat(self, body: dict[str, Any]) -> Answer:

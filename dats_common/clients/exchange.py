@@ -143,10 +143,30 @@ def batch_invalidate_call(
     return Call("POST", "/embeddings/batch-invalidate", BatchInvalidateResponse, body=_encode(request))
 
 
-def answer_call(query: str, **asked: Any) -> Call[AnswerResponse]:
+def answer_call(
+    query: str,
+    *,
+    chat_history: Sequence[Mapping[str, Any]] | None = None,
+    model: str | None = None,
+    max_context_chunks: int | None = None,
+    strict: bool | None = None,
+    tenant_id: str | None = None,
+    user_id: str | None = None,
+    user_tags: Sequence[str] | None = None,
+) -> Call[AnswerResponse]:
     """POST /answer; what is None is left to the service. Repeated only where it surely was not begun: it is a model's
     time."""
-    return Call("POST", "/answer", AnswerResponse, body=_encode({"query": query, **asked}), repeatable=False)
+    asked = {
+        "query": query,
+        "chat_history": chat_history,
+        "model": model,
+        "max_context_chunks": max_context_chunks,
+        "strict": strict,
+        "tenant_id": tenant_id,
+        "user_id": user_id,
+        "user_tags": user_tags,
+    }
+    return Call("POST", "/answer", AnswerResponse, body=_encode(asked), repeatable=False)
 
 
 def find_answer_call(answer_id: str, *, tenant_id: str | None, user_id: str | None) -> Call[StoredAnswer]:
@@ -200,7 +220,7 @@ def exchange(
         outcome = yield Send(call, timeout_s=max(deadline_s - clock(), 0.001))
         if isinstance(outcome, httpx.Response) and _is_answer(call, outcome):
             return _result(call, outcome)
-        error = _error(outcome, timeout_s=timeout_s)
+        error = error_of(outcome, timeout_s=timeout_s)
         delay_s = pause_before_retry(call, outcome, error, attempt=attempt, jitter=jitter())
         if delay_s is None or clock() + delay_s >= deadline_s:
             raise error
@@ -247,7 +267,8 @@ def _result(call: Call[T], response: httpx.Response) -> T:
         ) from error
 
 
-def _error(outcome: Outcome, *, timeout_s: float) -> RAGError:
+def error_of(outcome: Outcome, *, timeout_s: float) -> RAGError:
+    """The error that an outcome means which is no answer; `timeout_s` is what it was given."""
     match outcome:
         case httpx.Response():
             return refused(outcome)

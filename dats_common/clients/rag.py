@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Generator, Mapping, Sequence
+from contextlib import aclosing, closing
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypedDict, TypeVar, Unpack, cast
 
 import httpx
 
@@ -33,7 +33,7 @@ from dats_common.clients.errors import (
     RAGUnavailable,
     RAGUnexpected,
 )
-from dats_common.clients.stream import AnswerEvent, EventReader
+from dats_common.clients.stream import AnswerEvent, EventReader, Failure, Listening
 from dats_common.contracts.answers import AnswerResponse, StoredAnswer
 from dats_common.contracts.api import (
     DEFAULT_MAX_TOKENS,
@@ -47,6 +47,7 @@ from dats_common.contracts.api import (
 
 __all__ = [
     "AnswerEvent",
+    "AnswerOptions",
     "RAGClient",
     "RAGClientSync",
     "RAGError",
@@ -66,6 +67,24 @@ DEFAULT_TIMEOUT_S = 30.0
 ANSWER_TIMEOUT_S = 60.0
 """More than the service gives itself for an answer by its own defaults."""
 
+
+class AnswerOptions(TypedDict, total=False):
+    """What an answer may be asked for besides the question; what is left out is left to the service.
+
+    Attributes:
+        chat_history: messages with `role` (user or assistant) and `content`, the oldest first.
+        strict: leave out every sentence that its sources do not support.
+    """
+
+    chat_history: Sequence[Mapping[str, Any]] | None
+    model: str | None
+    max_context_chunks: int | None
+    strict: bool | None
+    tenant_id: str | None
+    user_id: str | None
+    user_tags: Sequence[str] | None
+
+
 T = TypeVar("T", bound=Result)
 Waited = TypeVar("Waited")
 
@@ -83,6 +102,10 @@ def _headers(*, api_key: str | None, token: str | None) -> dict[str, str]:
 
 def _begin(call: wire.Call[T], *, timeout_s: float) -> wire.Conversation[T]:
     return wire.exchange(call, timeout_s=timeout_s, clock=time.monotonic, jitter=random.random)
+
+
+def _listen(call: wire.Call[AnswerResponse], *, timeout_s: float) -> Listening:
+    return Listening(call, timeout_s, clock=time.monotonic, jitter=random.random)
 
 
 async def _within(wait: Awaitable[Waited], timeout_s: float) -> Waited:
@@ -168,99 +191,41 @@ class RAGClient:
         )
 
     async def answer(
-        self,
-        query: str,
-        *,
-        chat_history: Sequence[Mapping[str, Any]] | None = None,
-        model: str | None = None,
-        max_context_chunks: int | None = None,
-        strict: bool | None = None,
-        tenant_id: str | None = None,
-        user_id: str | None = None,
-        user_tags: Sequence[str] | None = None,
-        timeout: float = ANSWER_TIMEOUT_S,
+        self, query: str, *, timeout: float = ANSWER_TIMEOUT_S, **options: Unpack[AnswerOptions]
     ) -> AnswerResponse:
         """A grounded answer with citations, or whom to ask (`action` is ROUTE). Raises: RAGError.
 
         Args:
-            chat_history: messages with `role` (user or assistant) and `content`, the oldest first.
             timeout: seconds for this call in all: a model takes longer than a search.
         """
-        return await self._run(
-            wire.answer_call(
-                query,
-                chat_history=chat_history,
-                model=model,
-                max_context_chunks=max_context_chunks,
-                strict=strict,
-                tenant_id=tenant_id,
-                user_id=user_id,
-                user_tags=user_tags,
-            ),
-            timeout_s=timeout,
-        )
+        return await self._run(wire.answer_call(query, **options), timeout_s=timeout)
 
     async def stream_answer(
-        self,
-        query: str,
-        *,
-        chat_history: Sequence[Mapping[str, Any]] | None = None,
-        model: str | None = None,
-        max_context_chunks: int | None = None,
-        strict: bool | None = None,
-        tenant_id: str | None = None,
-        user_id: str | None = None,
-        user_tags: Sequence[str] | None = None,
-        timeout: float = ANSWER_TIMEOUT_S,
+        self, query: str, *, timeout: float = ANSWER_TIMEOUT_S, **options: Unpack[AnswerOptions]
     ) -> AsyncGenerator[AnswerEvent]:
         """The answer as it is written; the last event is `done`, `error` or `withdrawn`. Raises: RAGError.
 
         A connection that breaks is taken up again where it broke off. Closing the generator stops the model.
         """
-        call = wire.answer_call(
-            query,
-            chat_history=chat_history,
-            model=model,
-            max_context_chunks=max_context_chunks,
-            strict=strict,
-            tenant_id=tenant_id,
-            user_id=user_id,
-            user_tags=user_tags,
-        )
-        deadline_s = time.monotonic() + timeout
-        last_id = ""
-        failure: Exception | None = None
-        for attempt in range(wire.MAX_ATTEMPTS):
-            if attempt:
-                await asyncio.sleep(wire.pause_s(attempt=attempt, jitter=random.random()))  # noqa: S311
+        listening = _listen(wire.answer_call(query, **options), timeout_s=timeout)
+        while True:
+            failure: Failure | None = None
             try:
-                async with aclosing(self._events(call, last_id, timeout_s=timeout)) as events:
+                async with aclosing(self._events(listening)) as events:
                     # Each wait by itself: between two events the caller's own code runs, which is not to be cancelled.
-                    while (event := await _within(anext(events, None), deadline_s - time.monotonic())) is not None:
-                        last_id = event.event_id
+                    while (event := await _within(anext(events, None), listening.left_s())) is not None:
+                        listening.heard(event)
                         yield event
                         if event.is_end:
                             return
-            except httpx.TransportError as error:
+            except (RAGError, httpx.RequestError, httpx.InvalidURL, TimeoutError) as error:
                 failure = error
-            except TimeoutError as error:
-                raise RAGTimeout(f"no answer in {timeout} s") from error
-            if not last_id:  # it may have been begun: another one would be a second answer
-                break
-        raise RAGUnavailable("the stream broke off before the answer ended") from failure
+            await asyncio.sleep(listening.pause_s(failure))
 
-    async def _events(
-        self, call: wire.Call[AnswerResponse], last_id: str, *, timeout_s: float
-    ) -> AsyncGenerator[AnswerEvent]:
+    async def _events(self, listening: Listening) -> AsyncGenerator[AnswerEvent]:
+        """What one connection brings."""
         reader = EventReader()
-        headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
-        async with self.client.stream(
-            call.method,
-            f"{self.base_url}{call.path}/stream",
-            content=call.body,
-            headers={**headers, "Last-Event-ID": last_id} if last_id else headers,
-            timeout=timeout_s,
-        ) as response:
+        async with self.client.stream(**listening.arguments(self.base_url)) as response:
             if response.status_code != 200:
                 await response.aread()
                 raise wire.refused(response)
@@ -388,37 +353,54 @@ class RAGClientSync:
         )
 
     def answer(
-        self,
-        query: str,
-        *,
-        chat_history: Sequence[Mapping[str, Any]] | None = None,
-        model: str | None = None,
-        max_context_chunks: int | None = None,
-        strict: bool | None = None,
-        tenant_id: str | None = None,
-        user_id: str | None = None,
-        user_tags: Sequence[str] | None = None,
-        timeout: float = ANSWER_TIMEOUT_S,
+        self, query: str, *, timeout: float = ANSWER_TIMEOUT_S, **options: Unpack[AnswerOptions]
     ) -> AnswerResponse:
         """A grounded answer with citations, or whom to ask (`action` is ROUTE). Raises: RAGError.
 
         Args:
-            chat_history: messages with `role` (user or assistant) and `content`, the oldest first.
             timeout: seconds for this call in all: a model takes longer than a search.
         """
-        return self._run(
-            wire.answer_call(
-                query,
-                chat_history=chat_history,
-                model=model,
-                max_context_chunks=max_context_chunks,
-                strict=strict,
-                tenant_id=tenant_id,
-                user_id=user_id,
-                user_tags=user_tags,
-            ),
-            timeout_s=timeout,
-        )
+        return self._run(wire.answer_call(query, **options), timeout_s=timeout)
+
+    def stream_answer(
+        self, query: str, *, timeout: float = ANSWER_TIMEOUT_S, **options: Unpack[AnswerOptions]
+    ) -> Generator[AnswerEvent]:
+        """The answer as it is written; the last event is `done`, `error` or `withdrawn`. Raises: RAGError.
+
+        A connection that breaks is taken up again where it broke off. Closing the generator closes the connection, and
+        that stops the model. A loop that is left does so too once nothing refers to the generator: `contextlib.closing`
+        around it does not depend on that.
+
+        Args:
+            timeout: seconds for this call in all, looked at with each line; the service sends one at least every ten
+                seconds. A service that fell silent is given up after `timeout` seconds of silence at most.
+        """
+        listening = _listen(wire.answer_call(query, **options), timeout_s=timeout)
+        while True:
+            failure: Failure | None = None
+            try:
+                with closing(self._events(listening)) as events:
+                    for event in events:
+                        listening.heard(event)
+                        yield event
+                        if event.is_end:
+                            return
+            except (RAGError, httpx.RequestError, httpx.InvalidURL, TimeoutError) as error:
+                failure = error
+            time.sleep(listening.pause_s(failure))
+
+    def _events(self, listening: Listening) -> Generator[AnswerEvent]:
+        """What one connection brings. Raises: TimeoutError."""
+        reader = EventReader()
+        with self.client.stream(**listening.arguments(self.base_url)) as response:
+            if response.status_code != 200:
+                response.read()
+                raise wire.refused(response)
+            for line in response.iter_lines():
+                if listening.left_s() <= 0:
+                    raise TimeoutError
+                if (event := reader.read(line)) is not None:
+                    yield event
 
     def get_answer(self, answer_id: str, *, tenant_id: str | None = None, user_id: str | None = None) -> StoredAnswer:
         """An answer that was given, its sources judged now. Raises: RAGNotFound; RAGError."""

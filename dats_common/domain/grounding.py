@@ -1,14 +1,17 @@
-"""Whether a sentence is supported by the passages it stands on, without a model. Pure.
+"""Whether a sentence is supported by the passages it stands on. Pure.
 
 Two questions, asked apart: do the passages say these words close together (a score), and does the sentence say
 anything that a passage must then say too: a number, a name, a "not" (guards). Source: spec 5, A2.
+
+Scorers may be asked besides (`ports.SupportScorer`). A cross-encoder's score is blended into ours; a judge's verdict
+can only take support away. Neither is heard where a guard has failed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Literal
 
@@ -33,10 +36,38 @@ sets, and more of it gains on the one no more than it loses on the other."""
 GUARD_PENALTY = 0.15
 """What a failed guard costs in the score. Source: as `SUPPORTED_FROM`; flat from .1 to .2."""
 
+UPHELD_FROM = 0.5
+"""A judge that says yes or no scores 1 or 0."""
+
 _NEAR_BEST = 0.8
 """Sentences that share this much of what the best one shares may be the one that is meant."""
 _SCOPE_TERMS, _SCOPE_CHARS = 4, 100
 """So many terms behind a "not" are what it denies, looked for in so many characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A sentence, without citation markers, and the texts of the passages that it is said to stand on."""
+
+    sentence: str
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Opinions:
+    """What scorers said of sentences, besides what is judged here.
+
+    Attributes:
+        similarities: a cross-encoder's scores, in [0, 1]; a pair that has none is judged without.
+        verdicts: a judge's scores, in [0, 1]; None: no judge was asked. A pair that has none was not upheld.
+    """
+
+    similarities: Mapping[Pair, float] = field(default_factory=dict)
+    verdicts: Mapping[Pair, float] | None = None
+
+    def upheld(self, pair: Pair) -> bool:
+        """Whether no judge stands in its way."""
+        return self.verdicts is None or self.verdicts.get(pair, 0.0) >= UPHELD_FROM
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +77,23 @@ class Support:
     Attributes:
         score: 0 (nothing of it is in the sources) to 1 (all of it is, in one place).
         guards: those that failed; any of them makes the sentence unsupported, whatever its score.
+        upheld: false where a judge was asked and did not say yes; that makes it unsupported too.
     """
 
     score: float
     guards: tuple[Guard, ...]
+    upheld: bool = True
 
     @property
     def supported(self) -> bool:
         """Whether a reader will find it in the sources."""
-        return not self.guards and self.score >= SUPPORTED_FROM
+        return not self.guards and self.upheld and self.score >= SUPPORTED_FROM
+
+
+def judge_pair(pair: Pair, opinions: Opinions) -> Support:
+    """Whether the pair's sources support its sentence, by our own reading and all opinions that there are."""
+    found = judge(pair.sentence, pair.sources, similarity=opinions.similarities.get(pair))
+    return replace(found, upheld=opinions.upheld(pair))
 
 
 def judge(sentence: str, sources: Sequence[str], *, similarity: float | None = None) -> Support:
@@ -72,11 +111,20 @@ def judge(sentence: str, sources: Sequence[str], *, similarity: float | None = N
     """
     said = _read(sentence)
     passages = [_sentences_of(source) for source in sources]
-    score = max((_share(said, window) for passage in passages for window in _windows(passage)), default=0.0)
+    score = _closest(said, passages)
     if similarity is not None:
         score += SIMILARITY_WEIGHT * (similarity - score)
     guards = tuple(_failed(said, list(chain.from_iterable(passages)), sources))
     return Support(max(0.0, score - GUARD_PENALTY * len(guards)), guards)
+
+
+def shared_words(pair: Pair) -> float:
+    """The score that `judge` begins with, in [0, 1]: words alone, without guards."""
+    return _closest(_read(pair.sentence), [_sentences_of(source) for source in pair.sources])
+
+
+def _closest(said: _Reading, passages: Sequence[Sequence[_Reading]]) -> float:
+    return max((_share(said, window) for passage in passages for window in _windows(passage)), default=0.0)
 
 
 def _failed(said: _Reading, source_sentences: Sequence[_Reading], sources: Sequence[str]) -> Iterator[Guard]:

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Literal
 
 from dats_common.domain.neutral import neutralise
@@ -61,6 +62,7 @@ class PromptSource:
     section: str | None = None
 
 
+@lru_cache(maxsize=128)  # Shown for the count, the prompt and the rating: to neutralise is what an answer costs most.
 def show_source(source: PromptSource) -> str:
     """A source between its delimiters; nothing in it can look like a delimiter or a citation."""
     name = neutralise(source.document_name)[:_HEADING_MAX_CHARS].replace("\n", " ")

@@ -157,8 +157,13 @@ class LightRAG(Section):
     embedding_model: Annotated[str, Field(min_length=1), Env("EMBEDDING_MODEL")] = Field(
         "all-MiniLM-L6-v2", description="the dense model; changing it needs `dats-rag reindex --recreate`"
     )
-    embedding_endpoint: Annotated[str, Env("MODEL_GATEWAY_URL"), Reserved("a remote encoder")] = Field(
-        "", description="the model gateway"
+    embedding_endpoint: Annotated[str, Env("MODEL_GATEWAY_URL")] = Field(
+        "",
+        description="the model gateway that makes the vectors: the base URL of OpenAI's embeddings, its version "
+        "included; empty: the model runs here",
+    )
+    embedding_api_key: Annotated[SecretStr, Env("MODEL_GATEWAY_API_KEY")] = Field(
+        SecretStr(""), description="key of the model gateway"
     )
     vector_store: VectorStore = VectorStore()
     chunking: Chunking = Chunking()
@@ -208,9 +213,24 @@ class Embedding(Section):
     batch_size: Annotated[int, Field(ge=1, le=256)] = Field(10, description="events taken from the broker together")
     queue_max_size: Count = Field(1000, description="beyond it POST /embed answers 429")
     retry_attempts: Annotated[int, Field(ge=0, le=20)] = Field(3, description="before an event is a dead letter")
-    backend: Literal["auto", "openvino", "sentence-transformers"] = Field(
+    backend: Literal["auto", "openvino", "sentence-transformers", "gateway", "ollama"] = Field(
         "auto",
-        description="what runs the model; auto: openvino; on cuda or for another model sentence-transformers",
+        description="what runs the model; auto: the gateway if lightrag.embedding_endpoint is set, else openvino; on "
+        "cuda or for another model sentence-transformers. ollama: the one at embedding_endpoint, else at "
+        "answers.ollama_base_url",
+    )
+    dimensions: Annotated[int, Field(ge=0, le=65_536)] = Field(
+        0, description="length of a vector that the gateway or Ollama is asked for; 0: as the model makes them"
+    )
+    window_tokens: Annotated[int, Field(ge=64, le=1_000_000)] = Field(
+        512, description="tokens that a model of the gateway or Ollama reads; with another value chunks are cut anew"
+    )
+    query_prefix: Annotated[str, Field(max_length=200)] = Field(
+        "", description="put before a query for the gateway or Ollama, where the model was trained so"
+    )
+    document_prefix: Annotated[str, Field(max_length=200)] = Field("", description="the same before each chunk")
+    timeout_s: Seconds = Field(
+        20.0, description="longest wait for the gateway or Ollama, tries included; keep it below events.watchdog_s"
     )
     device: Annotated[str, Field(pattern=r"^(|cpu|cuda(:\d+)?)$")] = Field(
         "", description="cpu or cuda:N; empty: the backend's choice"
@@ -323,6 +343,17 @@ class AnswerModel(Section):
     tokenizer: str = Field("", description="its tokenizer.json, for exact counts; empty: they are estimated")
 
 
+class Grounding(Section):
+    """Who looks at an answer's sentences besides the rules on words, numbers, names and denials. Source: spec 5, A2."""
+
+    cross_encoder: str = Field(
+        "", description="a cross-encoder of sentence-transformers, by folder or name (extra `gpu`); empty: none"
+    )
+    judge: bool = Field(
+        True, description="in strict answers the model that wrote them judges each sentence; it can only refuse it"
+    )
+
+
 class Answers(Section):
     """Generated answers. Source: spec 2 "Configuration"."""
 
@@ -352,13 +383,19 @@ class Answers(Section):
     first_token_timeout_s: Seconds = Field(
         20.0, description="longest wait for the first token; a model that is loading takes it too"
     )
-    rating_timeout_s: Seconds = Field(10.0, description="longest wait for the model's rating of its answer")
+    rating_timeout_s: Seconds = Field(
+        10.0, description="longest wait for the model's rating of its answer; and for its verdicts on a strict one"
+    )
+    grounding: Grounding = Grounding()
     concurrent: Count = Field(4, description="answers that one replica has written at the same time")
     waiting: Annotated[int, Field(ge=0, le=10_000)] = Field(16, description="answers that wait for that; 503 beyond")
     keep_alive_s: Annotated[int, Field(ge=0, le=86_400)] = Field(300, description="Ollama keeps a model loaded so long")
     confidence_threshold: Annotated[
         float, Field(ge=0, le=100, allow_inf_nan=False), Env("RAG_CONFIDENCE_THRESHOLD")
     ] = Field(60.0, description="least confidence in percent to cite")
+    kept_days: Annotated[int, Field(ge=1, le=36_500)] = Field(
+        365, description="answers are kept so long with what they stand on, then dropped"
+    )
     least_answerability: Ratio = Field(
         0.44, description="below it the sources do not seem to hold an answer: it is routed; 0: never"
     )

@@ -58,6 +58,15 @@ class Metrics:
         self.answer_latency = histogram(
             "rag_answer_latency_seconds", "From a question to its answer", (), ANSWER_BUCKETS_S
         )
+        self.support_latency = histogram(
+            "rag_support_latency_seconds",
+            "Time a scorer took for one answer's sentences; part of the answer's",
+            ("scorer",),
+            ANSWER_BUCKETS_S,
+        )
+        self.support_missing = counter(
+            "rag_support_scores_missing", "Sentences that a scorer was asked about and did not score", ("scorer",)
+        )
         self.answers = counter("rag_answers", "Answers by what follows from them", ("action", "grounded"))
         self.refused_citations = counter(
             "rag_citations_refused", "Citations that a model wrote and nobody had issued; they were removed"

@@ -17,8 +17,9 @@ from dats_common.domain.access import Principal
 from dats_common.domain.answerability import answerability
 from dats_common.domain.budget import BudgetRules, ModelLimits, allocate
 from dats_common.domain.citations import Issued, MarkerStream, Resolved, resolve
-from dats_common.domain.claims import Claim, judge_claims, only_supported
+from dats_common.domain.claims import NO_OPINIONS, Claim, judge_claims, only_supported
 from dats_common.domain.confidence import NO_CONFIDENCE, Action, Confidence, action_for, confidence
+from dats_common.domain.grounding import Pair
 from dats_common.domain.model import ArtifactKey, ChunkRef
 from dats_common.domain.prompt import (
     INSUFFICIENT,
@@ -38,6 +39,7 @@ from dats_common.domain.route_target import (
     to_admin,
     to_owner,
 )
+from dats_common.domain.tokens import CountBasis
 from dats_common.errors import (
     ContextError,
     ContextTruncatedError,
@@ -45,8 +47,8 @@ from dats_common.errors import (
     ModelNotAllowedError,
     ModelUnavailableError,
 )
-from dats_common.ports import Evidence, Generator, Ledger, Owners, TokenCounter
-from dats_common.records import AnswerRecord, Assignment, Drafted, SearchFilter
+from dats_common.ports import Evidence, Generator, Ledger, Owners, SupportScorer, TokenCounter
+from dats_common.records import AnswerRecord, Assignment, Drafted, Scored, SearchFilter
 from services.query.engine import Hit, QueryEngine, Question
 
 LOOK_EVERY_S = 0.2
@@ -168,7 +170,7 @@ class _Prompt:
     issued: Issued
     hits: tuple[Hit, ...]
     counted_tokens: int
-    counted_by: str
+    basis: CountBasis
     context_tokens: int
 
     @property
@@ -177,6 +179,19 @@ class _Prompt:
 
     def hit_of(self, source_id: str) -> Hit:
         return next(hit for hit in self.hits if hit.passage.ref.source_id == source_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Weighed:
+    """What is left of a draft, and what it claims.
+
+    Attributes:
+        doubt: why a strict answer cannot be relied on, whatever is left of it; empty where nothing speaks against it.
+    """
+
+    resolved: Resolved
+    claims: tuple[Claim, ...]
+    doubt: str = ""
 
 
 def new_answer_id() -> str:
@@ -199,8 +214,17 @@ class AnswerEngine:
         owners: Owners,
         rules: AnswerRules,
         body_of: Callable[[Answer], Mapping[str, object]],
+        scorer: SupportScorer | None = None,
+        judge_for: Callable[[Assignment], SupportScorer] | None = None,
         look_every_s: float = LOOK_EVERY_S,
     ) -> None:
+        """Put the parts together.
+
+        Args:
+            scorer: looks at every claim that cites something; None: shared words and guards decide alone.
+            judge_for: who judges the claims of a strict answer to such an assignment, if the generator wrote it; the
+                fallback quotes, and needs no judge.
+        """
         self._retrieval = retrieval
         self._generator = generator
         self._fallback = fallback
@@ -210,6 +234,8 @@ class AnswerEngine:
         self._owners = owners
         self._rules = rules
         self._body_of = body_of
+        self.scorer = scorer
+        self._judge_for = judge_for
         self._look_every_s = look_every_s
 
     async def answer(self, ask: Ask) -> Answer:
@@ -294,13 +320,14 @@ class AnswerEngine:
         basis = self._counter.basis(model)
         sources = [_prompt_source(alias, hit) for alias, hit in enumerate(hits, start=1)]
         # Each part once: counting is what costs here, and tokens do not reach across the lines between the parts.
-        source_tokens = [self._counter.count(show_source(source), model=model) for source in sources]
-        history_tokens = [self._counter.count(each.content, model=model) for each in ask.history]
-        frame = build_messages(ask.text, sources=())
-        fixed_tokens = sum(self._counter.count(message.content, model=model) for message in frame)
+        source_tokens = [self._counter.count(f"{show_source(source)}\n\n", model=model) for source in sources]
+        ours, *history, asked = build_messages(ask.text, sources=(), history=ask.history)
+        history_tokens = [self._counter.count(each.content, model=model) for each in history]
+        frame_tokens = [self._counter.count(message.content, model=model) for message in (ours, asked)]
+        fixed_tokens = sum(frame_tokens) + basis.prompt_tokens
         allocation = allocate(
             fixed_tokens=basis.at_most(fixed_tokens),
-            history_tokens=[basis.at_most(tokens) for tokens in history_tokens],
+            history_tokens=[basis.at_most(tokens + basis.conversation_tokens(1)) for tokens in history_tokens],
             source_tokens=[basis.at_most(tokens) for tokens in source_tokens],
             limits=limits,
             rules=self._rules.budget,
@@ -322,8 +349,11 @@ class AnswerEngine:
             ),
             issued=Issued.of(source.source_id for source in shown),
             hits=tuple(used),
-            counted_tokens=fixed_tokens + sum(history_tokens[first_kept:]) + context_tokens,
-            counted_by=basis.source,
+            counted_tokens=fixed_tokens
+            + sum(history_tokens[first_kept:])
+            + basis.conversation_tokens(allocation.history)
+            + context_tokens,
+            basis=basis,
             context_tokens=context_tokens,
         )
 
@@ -340,8 +370,7 @@ class AnswerEngine:
     def _require_whole(self, prompt: _Prompt, draft: _Draft) -> None:
         """Raises: ContextTruncatedError: by its own count the model cannot have read all of the prompt."""
         evaluated = draft.end.prompt_tokens if draft.end else None
-        basis = self._counter.basis(prompt.assignment.model)
-        if evaluated is not None and basis.was_cut(counted=prompt.counted_tokens, evaluated=evaluated):
+        if evaluated is not None and prompt.basis.was_cut(counted=prompt.counted_tokens, evaluated=evaluated):
             raise ContextTruncatedError(
                 f"the model read {evaluated} tokens of a prompt of about {prompt.counted_tokens}: its window was cut"
             )
@@ -349,19 +378,15 @@ class AnswerEngine:
     async def _judge(
         self, ask: Ask, answer_id: str, prompt: _Prompt, draft: _Draft, generator: Generator, started: float
     ) -> Answer:
-        resolved = resolve(draft.text, prompt.issued)
-        texts = {hit.passage.ref.source_id: hit.passage.text for hit in prompt.hits}
-        claims = judge_claims(resolved, texts)
-        if ask.strict:
-            resolved, claims = only_supported(resolved, claims, texts, prompt.issued)
-            if not claims:
-                resolved = replace(resolve(INSUFFICIENT, prompt.issued), refused=resolved.refused)
+        judge = self._judge_for(prompt.assignment) if self._judge_for and generator is self._generator else None
+        weighed = await self._weigh(ask, prompt, draft, judge=judge)
+        resolved, claims = weighed.resolved, weighed.claims
         rating = None if draft.fell else await generator.rate(prompt.assignment, resolved.text)
         score = confidence(
             [hit.similarity for hit in prompt.hits], answer=resolved.text, context=prompt.context, rating=rating
         )
         answerable = answerability(ask.text, prompt.assignment.sources)
-        action, why = self._act(score, resolved, claims, answerable)
+        action, why = self._act(score, weighed, answerable)
         return Answer(
             answer_id=answer_id,
             text=resolved.text,
@@ -378,15 +403,39 @@ class AnswerEngine:
             refused_markers=resolved.refused,
         )
 
-    def _act(
-        self, score: Confidence, resolved: Resolved, claims: Sequence[Claim], answerable: float
-    ) -> tuple[Action, str]:
+    async def _weigh(self, ask: Ask, prompt: _Prompt, draft: _Draft, *, judge: SupportScorer | None) -> _Weighed:
+        """The draft's claims, by all opinions that are to be had; of a strict answer only what is supported is left."""
+        resolved = resolve(draft.text, prompt.issued)
+        texts = {hit.passage.ref.source_id: hit.passage.text for hit in prompt.hits}
+        claims = judge_claims(resolved, texts)
+        opinions, doubt = NO_OPINIONS, ""
+        if self.scorer and not draft.fell:
+            asked = [claim.pair for claim in claims if claim.source_ids]
+            opinions = replace(opinions, similarities=_by_pair(asked, await self.scorer.score(asked)))
+            claims = judge_claims(resolved, texts, opinions)
+        if not ask.strict:
+            return _Weighed(resolved, claims)
+        if judge and not draft.fell:
+            asked = [claim.pair for claim in claims if claim.supported]
+            scored = await judge.score(asked)
+            opinions = replace(opinions, verdicts=_by_pair(asked, scored))
+            claims = judge_claims(resolved, texts, opinions)
+            if unjudged := scored.scores.count(None):
+                doubt = f"{unjudged} of {len(asked)} statements could not be judged: {scored.trouble}"
+        resolved, claims = only_supported(resolved, claims, texts, prompt.issued, opinions)
+        if not claims:
+            resolved = replace(resolve(INSUFFICIENT, prompt.issued), refused=resolved.refused)
+        return _Weighed(resolved, claims, doubt)
+
+    def _act(self, score: Confidence, weighed: _Weighed, answerable: float) -> tuple[Action, str]:
         """Whether the answer may be cited; if not, why."""
-        if not resolved.source_ids:
+        if weighed.doubt:
+            return "ROUTE", weighed.doubt
+        if not weighed.resolved.source_ids:
             return "ROUTE", "No source is cited"
         if action_for(score, threshold=self._rules.threshold) == "ROUTE":
             return "ROUTE", f"Low confidence: {score.overall}%"
-        if not any(claim.supported for claim in claims):
+        if not any(claim.supported for claim in weighed.claims):
             return "ROUTE", "No statement is supported by the source that it cites"
         if answerable < self._rules.least_answerability:
             return "ROUTE", "The sources do not seem to answer the question"
@@ -438,7 +487,7 @@ class AnswerEngine:
             model=made.model_used,
             prompt_hash=prompt_hash(prompt.assignment.messages) if prompt else "",
             counted_tokens=prompt.counted_tokens if prompt else 0,
-            counted_by=prompt.counted_by if prompt else "",
+            counted_by=prompt.basis.stated if prompt else "",
             prompt_tokens=end.prompt_tokens if end else None,
             response_tokens=end.response_tokens if end else None,
             confidence=made.confidence.overall,
@@ -484,6 +533,10 @@ class _Draft:
     def _shown(self, text: str) -> list[str | Cited]:
         new = [Cited(self._prompt.hit_of(source_id)) for source_id in self._markers.new_citations()]
         return [*([text] if text else []), *new]
+
+
+def _by_pair(asked: Sequence[Pair], scored: Scored) -> dict[Pair, float]:
+    return {pair: score for pair, score in zip(asked, scored.scores, strict=True) if score is not None}
 
 
 def _prompt_source(alias: int, hit: Hit) -> PromptSource:

@@ -82,6 +82,9 @@ async def health_of(services: QueryServices) -> HealthResponse:
             "index": _component(no_index),
             "broker": _component(no_broker),
             "writer": _component(no_writer),
+            **await _scorer(
+                services
+            ),  # no part of `status` either: answers are judged without it, and more of them are doubted
         },
     )
 
@@ -94,6 +97,15 @@ async def _ollama(services: QueryServices) -> OllamaHealth | None:
     _, away = await _look(services.generator.ping())
     latency_ms = None if away else round((perf_counter() - started) * 1e3)
     return OllamaHealth(healthy=not away, model=services.model, latency_ms=latency_ms)
+
+
+async def _scorer(services: QueryServices) -> dict[str, ComponentHealth]:
+    """What was set to look at answers' sentences; empty where nothing was."""
+    scorer = services.answers.scorer
+    if scorer is None:
+        return {}
+    _, away = await _look(scorer.ping())
+    return {scorer.name: _component(away)}
 
 
 def _writer_trouble(beat: Heartbeat | None) -> str:

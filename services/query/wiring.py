@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from dats_common.contracts.api import SearchMode
@@ -13,9 +13,13 @@ from dats_common.domain.quality import QualityRules
 from dats_common.errors import ConfigurationError
 from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
+from dats_common.ports import Generator, SupportScorer, TokenCounter
+from dats_common.records import Assignment
 from dats_common.settings import Settings
+from dats_common.telemetry.logs import log
 from dats_common.telemetry.memory import resident_bytes
 from dats_common.telemetry.metrics import Metrics
+from dats_common.telemetry.support import MeasuredScorer
 from services.backends import (
     build_fallback,
     build_token_counter,
@@ -46,6 +50,7 @@ async def open_query_services(settings: Settings) -> AsyncIterator[QueryServices
 
     Raises: ConfigurationError: a setting is wrong, or the collection was written by another model.
     """
+    metrics = Metrics()
     async with (
         open_ledger(settings, acting="query") as ledger,
         open_encoder(settings, for_writer=False) as encoder,
@@ -54,6 +59,7 @@ async def open_query_services(settings: Settings) -> AsyncIterator[QueryServices
         open_evidence(settings, acting="query") as evidence,
         open_owners(settings, acting="query") as owners,
         open_generator(settings) as generator,
+        open_scorer(settings, metrics) as scorer,
     ):
         await prepare_index(index, encoder)
         errands = Errands()
@@ -66,21 +72,29 @@ async def open_query_services(settings: Settings) -> AsyncIterator[QueryServices
             weights=LegWeights(dense=settings.query.fusion.vector, sparse=settings.query.fusion.keyword),
         )
         rules = answer_rules(settings)
+        counter = count_as_served(generator, rules, otherwise=build_token_counter(settings, encoder))
         answers = AnswerEngine(
             retrieval=engine,
             generator=generator,
             fallback=build_fallback(settings),
-            counter=build_token_counter(settings, encoder),
+            counter=counter,
             ledger=ledger,
             evidence=evidence,
             owners=owners,
             rules=rules,
             body_of=body_of,
+            scorer=scorer,
+            judge_for=build_judge(settings, metrics, generator=generator, counter=counter),
         )
         answer_deadline_s = settings.query.deadline_s + settings.answers.timeout_s
         streams = Streams(engine=answers, ledger=ledger, deadline_s=answer_deadline_s)
         window_tokens = rules.models[rules.default_model].context_window
-        errands.run("warm_up", lambda: generator.warm_up(rules.default_model, window_tokens=window_tokens))
+
+        async def warm_up() -> None:
+            await generator.warm_up(rules.default_model, window_tokens=window_tokens)
+            counter.basis(rules.default_model)  # the first to ask has it learned, before the first answer needs it
+
+        errands.run("warm_up", warm_up)
         try:
             yield QueryServices(
                 engine=engine,
@@ -95,7 +109,7 @@ async def open_query_services(settings: Settings) -> AsyncIterator[QueryServices
                 bus=bus,
                 relay=Relay(ledger=ledger, bus=bus),
                 sweeper=Sweeper(ledger=ledger, index=index),
-                metrics=Metrics(),
+                metrics=metrics,
                 limits=QueryLimits(
                     deadline_s=settings.query.deadline_s,
                     answer_deadline_s=answer_deadline_s,
@@ -115,6 +129,55 @@ async def open_query_services(settings: Settings) -> AsyncIterator[QueryServices
         finally:
             await streams.close()
             await errands.finish(timeout_s=_ERRANDS_END_S)
+
+
+def count_as_served(generator: Generator, rules: AnswerRules, *, otherwise: TokenCounter) -> TokenCounter:
+    """By the tokenizer that the model server shows of a model, where there is one; else as `otherwise`."""
+    from dats_common.adapters.ollama import OllamaGenerator, OwnTokenCounter
+
+    if not isinstance(generator, OllamaGenerator):
+        return otherwise
+    windows = {name: limits.context_window for name, limits in rules.models.items()}
+    return OwnTokenCounter(generator.tokens, windows=windows, otherwise=otherwise)
+
+
+@asynccontextmanager
+async def open_scorer(settings: Settings, metrics: Metrics) -> AsyncIterator[SupportScorer | None]:
+    """The cross-encoder that is set, or None. No start waits for it: until it is there, health and metrics say so."""
+    model = settings.answers.grounding.cross_encoder
+    if not model:
+        yield None
+        return
+    from dats_common.adapters.support.cross_encoder import CrossEncoderScorer, open_cross_encoder
+    from dats_common.adapters.support.late import open_late
+
+    def report(error: ConfigurationError) -> None:
+        log("query").error("cross_encoder_refused", model=model, detail=str(error))
+
+    async with open_late(CrossEncoderScorer.name, open_cross_encoder(model), report=report) as scorer:
+        yield MeasuredScorer(scorer, metrics)
+
+
+def build_judge(
+    settings: Settings, metrics: Metrics, *, generator: Generator, counter: TokenCounter
+) -> Callable[[Assignment], SupportScorer] | None:
+    """Who judges strict answers; None: nobody is to, or no model writes them."""
+    answers = settings.answers
+    if not answers.grounding.judge or answers.generator == "extractive":
+        return None
+    from dats_common.adapters.support.judge import ModelJudge
+
+    def judge_for(assignment: Assignment) -> SupportScorer:
+        judge = ModelJudge(
+            generator,
+            counter=counter,
+            model=assignment.model,
+            window_tokens=assignment.window_tokens,
+            timeout_s=answers.rating_timeout_s,
+        )
+        return MeasuredScorer(judge, metrics)
+
+    return judge_for
 
 
 def answer_rules(settings: Settings) -> AnswerRules:

@@ -184,7 +184,7 @@ def build_writer(
         evidence=ports.evidence,
         progress=progress,
         observer=MetricsObserver(metrics),
-        healthy=lambda: _all_answer(ledger, index, bus),
+        healthy=lambda: _all_answer(ports),
         limits=Limits(
             batch_size=settings.embedding.batch_size,
             linger_s=settings.embedding.linger_ms / 1e3,
@@ -206,16 +206,18 @@ def build_writer(
         metrics=metrics,
         progress=progress,
         sweep_interval_s=settings.events.sweep_interval_s,
+        answers_kept_s=settings.answers.kept_days * 86_400.0,
     )
 
 
-async def _all_answer(ledger: Ledger, index: Index, bus: Bus) -> bool:
+async def _all_answer(ports: WriterPorts) -> bool:
     """Whether what every event needs is there: if not, no event is to blame for failing."""
     try:
         async with asyncio.timeout(_PING_TIMEOUT_S):
-            await ledger.ping()
-            await index.ping()
-            await bus.ping()
+            await ports.ledger.ping()
+            await ports.index.ping()
+            await ports.bus.ping()
+            await ports.encoder.encode(["ping"], kind="query")  # Another server's may be away too; queries go first.
     except (Unavailable, TimeoutError):
         return False
     return True

@@ -41,6 +41,7 @@ class Writer:
     metrics: Metrics
     progress: Progress
     sweep_interval_s: float
+    answers_kept_s: float
 
     async def work(self, *, until: asyncio.Event, drain_s: float) -> None:
         """Consume until the event is set or something fails, then drain for at most `drain_s`. Raises what failed."""
@@ -124,17 +125,27 @@ class Writer:
             await asyncio.sleep(RELAY_INTERVAL_S)
 
     async def sweep_periodically(self) -> None:
-        """Recall answers and remove what is left of dead generations anywhere, until cancelled."""
+        """Recall answers, drop old ones and remove what is left of dead generations anywhere, until cancelled."""
         while True:
             await asyncio.sleep(self.sweep_interval_s)
             try:
                 answers = sum([part async for part in recalled(self.evidence)])
+                forgotten = await self._forget_answers()
                 removed = await self.sweeper.sweep_all()
             except Unavailable as error:
                 log("writer").warning("sweep_postponed", detail=str(error))
                 continue
             if answers:
                 log("writer").info("answers_recalled", count=answers)
+            if forgotten:
+                log("writer").info("old_answers_dropped", count=forgotten)
             self.metrics.swept.inc(removed)
             if removed:
                 log("writer").info("dead_generations_swept", removed=removed)
+
+    async def _forget_answers(self) -> int:
+        forgotten = part = await self.evidence.forget(older_than_s=self.answers_kept_s)
+        while part:
+            part = await self.evidence.forget(older_than_s=self.answers_kept_s)
+            forgotten += part
+        return forgotten

@@ -1,4 +1,7 @@
-"""One contract for every encoder, and what the two backends of the default model owe each other."""
+"""One contract for every encoder, and what the two backends of the default model owe each other.
+
+Those over HTTP ask a server on a real socket, whose vectors are the default model's, and the facade with a real model.
+"""
 
 import asyncio
 import importlib
@@ -9,7 +12,12 @@ from functools import partial
 
 import numpy as np
 import pytest
+from facade import MODEL as FACADE_MODEL
+from facade import small_facade
+from scripted_encoder import MODEL as SCRIPTED_MODEL
+from scripted_encoder import open_scripted_encoder
 
+from dats_common.adapters.encoder_http import Remote, open_gateway_encoder, open_ollama_encoder
 from dats_common.adapters.encoder_openvino import open_openvino_encoder
 from dats_common.adapters.encoder_st import open_sentence_transformers_encoder
 from dats_common.adapters.memory_encoder import MemoryEncoder
@@ -33,17 +41,50 @@ async def open_memory_encoder():
     yield MemoryEncoder()
 
 
+@asynccontextmanager
+async def open_over_ollama():
+    """As Ollama does when told not to truncate, the server refuses what its model cannot read."""
+    async with open_openvino_encoder() as model, open_scripted_encoder(model) as server:
+        server.reads = lambda text: len(model.token_spans(text)) <= model.max_tokens - 2
+        remote = Remote(SCRIPTED_MODEL, window_tokens=model.max_tokens)
+        async with open_ollama_encoder(server.url, remote) as opened:
+            yield opened
+
+
+@asynccontextmanager
+async def open_over_a_gateway():
+    """As many do, the server reads as much of a text as its model can, and says nothing."""
+    async with open_openvino_encoder() as model, open_scripted_encoder(model) as server:
+        remote = Remote(SCRIPTED_MODEL, window_tokens=model.max_tokens)
+        async with open_gateway_encoder(server.url, remote) as opened:
+            yield opened
+
+
+@asynccontextmanager
+async def open_over_the_facade():
+    async with (
+        small_facade() as facade,
+        open_ollama_encoder(facade.base_url, Remote(FACADE_MODEL, window_tokens=128)) as opened,
+    ):
+        yield opened
+
+
 OPENERS = {
     "memory": open_memory_encoder,
     "openvino": open_openvino_encoder,
     "openvino-int8": partial(open_openvino_encoder, precision="int8"),
     "sentence-transformers": open_sentence_transformers_encoder,
+    "ollama": open_over_ollama,
+    "gateway": open_over_a_gateway,
 }
+QUEUED = [open_openvino_encoder, open_sentence_transformers_encoder, open_over_ollama, open_over_a_gateway]
 
 
-@pytest.fixture(params=OPENERS)
+@pytest.fixture(params=[*OPENERS, "facade"])
 async def encoder(request):
-    async with OPENERS[request.param]() as opened:
+    if request.param == "facade":
+        request.getfixturevalue("model_file")  # or there is nothing to run
+    async with OPENERS.get(request.param, open_over_the_facade)() as opened:
         yield opened
 
 
@@ -122,24 +163,27 @@ async def test_chunks_of_real_text_fit_the_window_when_tokenized_again(encoder):
     assert all(len(encoder.token_spans(each.text)) == each.token_count <= most for each in chunks)
 
 
-async def test_the_event_loop_ticks_while_texts_are_encoded(encoder):
-    ticks = [time.perf_counter()]
+@pytest.mark.parametrize("opener", OPENERS.values(), ids=OPENERS)
+async def test_the_event_loop_ticks_while_texts_are_encoded(opener):
+    ticks = []
 
     async def tick():
         while True:
             ticks.append(time.perf_counter())
             await asyncio.sleep(0.005)
 
-    ticker = asyncio.create_task(tick())
-    try:
-        await encoder.encode(docstrings(60), kind="document")
+    async with opener() as encoder:
         ticks.append(time.perf_counter())
-    finally:
-        ticker.cancel()
+        ticker = asyncio.create_task(tick())
+        try:
+            await encoder.encode(docstrings(60), kind="document")
+            ticks.append(time.perf_counter())
+        finally:
+            ticker.cancel()
     assert max(np.diff(ticks)) < 0.25
 
 
-@pytest.mark.parametrize("opener", [open_openvino_encoder, open_sentence_transformers_encoder])
+@pytest.mark.parametrize("opener", QUEUED)
 async def test_a_query_does_not_wait_behind_a_large_batch_of_documents(opener):
     async with opener() as encoder:
         batch = asyncio.create_task(encoder.encode(docstrings(200), kind="document"))
@@ -149,7 +193,7 @@ async def test_a_query_does_not_wait_behind_a_large_batch_of_documents(opener):
         await batch
 
 
-@pytest.mark.parametrize("opener", [open_openvino_encoder, open_sentence_transformers_encoder])
+@pytest.mark.parametrize("opener", QUEUED)
 async def test_a_closed_encoder_says_that_it_is_unavailable(opener):
     async with opener() as encoder:
         pass

@@ -234,14 +234,20 @@ async def _miss(ledger: Ledger, ledger_url: str, artifact_id: str) -> None:
 
 
 async def test_an_answer_whose_sources_cannot_be_kept_is_not_kept_at_all(evidence: Evidence, ledger_url: str) -> None:
+    await execute(ledger_url, "ALTER TABLE rag_answer_sources RENAME TO rag_away")
+    with pytest.raises(LedgerUnavailable):
+        await evidence.keep(answer("1", ChunkRef(key(), 1, 0)))
+    await execute(ledger_url, "ALTER TABLE rag_away RENAME TO rag_answer_sources")
+    with pytest.raises(NotFound):
+        await evidence.find("1", LAPTOP, actor=ACTOR)
+
+
+async def execute(ledger_url: str, statement: str, **values: Any) -> None:
+    """As the owner of the tables."""
     async with engine_on(ledger_url) as engine, engine.connect() as connection:
         await connection.execution_options(**{WRITES: True})
         async with connection.begin():
-            await connection.execute(text("ALTER TABLE rag_answer_sources RENAME TO rag_away"))
-    with pytest.raises(LedgerUnavailable):
-        await evidence.keep(answer("1", ChunkRef(key(), 1, 0)))
-    with pytest.raises(NotFound):
-        await evidence.find("1", LAPTOP, actor=ACTOR)
+            await connection.execute(text(statement), values)
 
 
 # ------------------------------------------------------------------------------------------------- standing, withdrawn
@@ -459,6 +465,25 @@ async def test_recalls_come_in_parts_of_the_limit_until_fewer_are_left(
     await ledger.taint(tainted("a", at_s=10), skew_s=0)
     assert [await writers.recall(limit=2) for _ in range(3)] == [2, 2, 1]
     assert sorted(answer_id for answer_id, _, _ in await recalled(ledger)) == list("01234")
+
+
+async def test_old_answers_are_dropped_with_their_sources_oldest_first_and_no_others(
+    ledger: Ledger, evidence: Evidence, writers: Evidence, ledger_url: str
+) -> None:
+    shown = refs_of(await (await Writer.of(ledger)).publish(validated(at_s=1)))
+    for number in range(5):
+        await evidence.keep(answer(f"{number}", *shown))
+    two_days_us = 2 * 86_400_000_000
+    older = "UPDATE rag_answers SET created_at = created_at - :by WHERE answer_id < '3'"
+    await execute(ledger_url, older, by=two_days_us)
+    assert await writers.forget(older_than_s=3 * 86_400) == 0
+    assert [await writers.forget(older_than_s=86_400, limit=2) for _ in range(3)] == [2, 1, 0]
+    for number in range(3):
+        with pytest.raises(NotFound):
+            await evidence.find(f"{number}", LAPTOP, actor=ACTOR)
+    assert [(await evidence.find(name, LAPTOP, actor=ACTOR)).fallen for name in "34"] == [(), ()]
+    await ledger.taint(tainted("a", at_s=10), skew_s=0)
+    assert await writers.recall() == 2
 
 
 async def test_two_processes_that_recall_at_once_tell_of_each_answer_once(

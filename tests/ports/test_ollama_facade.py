@@ -100,6 +100,21 @@ async def test_show_has_the_window_that_the_model_was_trained_for(ollama: Any) -
     assert "<|im_start|>" in shown.template
 
 
+async def test_show_has_the_vocabulary_only_where_it_is_asked_to_be_verbose(
+    http: httpx.AsyncClient, llama: Llama
+) -> None:
+    shown = (await http.post("/api/show", json={"model": MODEL, "verbose": True})).json()["model_info"]
+    brief = (await http.post("/api/show", json={"model": MODEL})).json()["model_info"]
+    tokens = shown["tokenizer.ggml.tokens"]
+    numbers = (await llama.call("/tokenize", {"content": "Say hello", "add_special": False}))["tokens"]
+    assert [tokens[number] for number in numbers] == ["Say", "Ġhello"]
+    assert len(shown["tokenizer.ggml.token_type"]) == len(tokens) == 49152
+    assert shown["tokenizer.ggml.merges"][0] == "Ġ t"
+    assert {name for name in shown if brief[name] is None} == {name for name in shown if type(shown[name]) is list}
+    assert brief["tokenizer.ggml.tokens"] is None
+    assert brief["tokenizer.ggml.pre"] == shown["tokenizer.ggml.pre"] == "smollm"
+
+
 async def test_a_model_is_loaded_by_a_request_without_a_prompt_and_unloaded_by_a_keep_alive_of_nothing(
     ollama: Any,
 ) -> None:

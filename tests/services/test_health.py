@@ -79,6 +79,7 @@ def writer_of(rig: Rig, leadership: Leadership) -> Writer:
         metrics=Metrics(),
         progress=Progress(),
         sweep_interval_s=60.0,
+        answers_kept_s=86_400.0,
     )
 
 

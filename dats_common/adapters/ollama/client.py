@@ -24,6 +24,10 @@ MAX_REFUSAL_BYTES = 64 * 1024
 _JSON = ("application/x-ndjson", "application/json")
 
 
+class TooManyBytes(LLMConnectionError):
+    """An answer is longer than it may be; the same question would have it again."""
+
+
 class OllamaClient:
     """Asks one Ollama; made by `open_client`. Moments are those of the loop's clock."""
 
@@ -32,10 +36,21 @@ class OllamaClient:
 
     async def ask(self, method: str, path: str, *, within_s: float, body: Mapping[str, Any] | None = None) -> Any:
         """One JSON object, whole. Raises: LLMConnectionError: late too; what `wire.failure` makes of a refusal."""
+        try:
+            return read_object(await self.fetch(method, path, within_s=within_s, max_bytes=MAX_ANSWER_BYTES, body=body))
+        except TooManyBytes as error:
+            raise LLMConnectionError(str(error)) from None
+
+    async def fetch(
+        self, method: str, path: str, *, within_s: float, max_bytes: int, body: Mapping[str, Any] | None = None
+    ) -> bytes:
+        """A whole answer, not yet read as JSON. Raises: as `ask`; TooManyBytes."""
         until = asyncio.get_running_loop().time() + within_s
         try:
             async with self.answering(method, path, until=until, body=body) as response:
-                return read_object(await _read(response, until=until, max_bytes=MAX_ANSWER_BYTES))
+                if (whole := await _read(response, until=until, max_bytes=max_bytes)) is None:
+                    raise TooManyBytes("the model server answered with too many bytes")
+                return whole
         except LLMTimeoutError as error:
             raise LLMConnectionError(f"the model server did not answer in {within_s} s") from error
 
@@ -57,7 +72,7 @@ class OllamaClient:
                 )
         try:
             if response.status_code != httpx.codes.OK:
-                words = said(await _read(response, until=until, max_bytes=MAX_REFUSAL_BYTES))
+                words = said(await _read(response, until=until, max_bytes=MAX_REFUSAL_BYTES) or b"")
                 model = body["model"] if body else None
                 retry_after = response.headers.get("retry-after")
                 raise failure(response.status_code, words, model=model, retry_after=retry_after)
@@ -95,14 +110,15 @@ async def next_line(lines: AsyncGenerator[bytes], *, until: float) -> bytes | No
             return await anext(lines, None)
 
 
-async def _read(response: httpx.Response, *, until: float, max_bytes: int) -> bytes:
+async def _read(response: httpx.Response, *, until: float, max_bytes: int) -> bytes | None:
+    """The whole answer; None: it has more than `max_bytes`."""
     body = bytearray()
     with _translated():
         async with asyncio.timeout_at(until):
             async for chunk in response.aiter_raw():
                 body += chunk
                 if len(body) > max_bytes:
-                    raise LLMConnectionError(f"the model server answered {response.status_code} with too many bytes")
+                    return None
     return bytes(body)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +12,20 @@ from typing import Any
 import httpx
 
 from dats_common.adapters.ollama.client import OllamaClient, lines_of, next_line, open_client
-from dats_common.adapters.ollama.names import check_listed, full_name, refuse_cloud
+from dats_common.adapters.ollama.names import full_name, listed_digest, refuse_cloud
+from dats_common.adapters.ollama.own_tokens import OwnTokens
 from dats_common.adapters.ollama.rating import SCORE_SCHEMA, read_score
 from dats_common.adapters.ollama.slots import Slots
 from dats_common.adapters.ollama.thinking import WithoutThoughts
-from dats_common.adapters.ollama.wire import CHAT, ThinkRefused, chat_request, load_request, read_line, without_thinking
+from dats_common.adapters.ollama.wire import (
+    CHAT,
+    TAGS,
+    ThinkRefused,
+    chat_request,
+    load_request,
+    read_line,
+    without_thinking,
+)
 from dats_common.domain.prompt import Message, rating_messages
 from dats_common.errors import LLMConnectionError, LLMTimeoutError, RAGServiceError
 from dats_common.records import Assignment, Drafted
@@ -40,6 +49,7 @@ class Timeouts:
         connect_s: one connection.
         lookup_s: a version, the list of models.
         load_s: a model's way into memory.
+        vocabulary_s: a model's vocabulary, which is megabytes.
     """
 
     total_s: float = 30.0
@@ -49,10 +59,15 @@ class Timeouts:
     connect_s: float = 2.0
     lookup_s: float = 5.0
     load_s: float = 300.0
+    vocabulary_s: float = 60.0
 
 
 class OllamaGenerator:
-    """Implements `ports.Generator`; made by `open_ollama`."""
+    """Implements `ports.Generator`; made by `open_ollama`.
+
+    Attributes:
+        tokens: how its models count; nothing is learned of a model before somebody asks for it there.
+    """
 
     def __init__(
         self,
@@ -71,6 +86,9 @@ class OllamaGenerator:
         self._known_until: dict[str, float] = {}
         self._cannot_think: set[str] = set()
         self._loading: dict[str, asyncio.Task[Any]] = {}
+        self.tokens = OwnTokens(
+            client, require=self.require, measure=self._measure, within_s=timeouts.vocabulary_s, clock=clock
+        )
 
     async def require(self, model: str) -> None:
         """See `ports.Generator`. A model that Ollama would ask elsewhere is not here either: the prompt would leave."""
@@ -78,8 +96,8 @@ class OllamaGenerator:
         asked_at = self._clock()
         if asked_at < self._known_until.get(full_name(model), asked_at):
             return
-        listing = await self._client.ask("GET", "/api/tags", within_s=self._timeouts.lookup_s)
-        check_listed(listing, model)
+        listing = await self._client.ask("GET", TAGS, within_s=self._timeouts.lookup_s)
+        self.tokens.saw(model, digest=listed_digest(listing, model))
         self._known_until[full_name(model)] = asked_at + KNOWN_S
 
     async def generate(self, assignment: Assignment) -> AsyncGenerator[str | Drafted]:
@@ -87,6 +105,8 @@ class OllamaGenerator:
         shown = WithoutThoughts()
         options = {"num_predict": assignment.max_response_tokens, "temperature": assignment.temperature}
         request = self._request(assignment, assignment.messages, options)
+        if assignment.response_schema is not None:
+            request["format"] = assignment.response_schema
         async with aclosing(self._chat(request, within_s=self._timeouts.total_s)) as draft:
             async for part in draft:
                 piece = shown.feed(part) if isinstance(part, str) else shown.end()
@@ -123,7 +143,8 @@ class OllamaGenerator:
         await asyncio.shield(self._load(model, window_tokens))
 
     async def close(self) -> None:
-        """Give up what is still loading."""
+        """Give up what is still loading or being learned."""
+        await self.tokens.close()
         loads = list(self._loading.values())
         for load in loads:
             load.cancel()
@@ -139,6 +160,21 @@ class OllamaGenerator:
             keep_alive_s=self._keep_alive_s,
             options=options,
         )
+
+    async def _measure(self, model: str, messages: Sequence[Message], *, window_tokens: int) -> int | None:
+        """Tokens of a prompt by the server's own count; None: it gives none. Raises: as `generate`."""
+        request = chat_request(
+            model,
+            messages,
+            window_tokens=window_tokens,
+            keep_alive_s=self._keep_alive_s,
+            options={"num_predict": 1, "temperature": 0},
+        )
+        ended: Drafted | None = None
+        async with aclosing(self._lines(request, within_s=self._timeouts.total_s)) as lines:
+            async for raw in lines:
+                ended = read_line(raw, request=request, may_be_short=True).ended or ended
+        return ended.prompt_tokens if ended else None
 
     async def _chat(self, request: dict[str, Any], *, within_s: float) -> AsyncGenerator[str | Drafted]:
         """What the model writes, thoughts and all, then what the server counted."""

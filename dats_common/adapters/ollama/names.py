@@ -24,8 +24,8 @@ def refuse_cloud(model: str) -> None:
         raise _leaves_the_house(model)
 
 
-def check_listed(listing: dict[str, Any], model: str) -> None:
-    """Find a model in the answer of `/api/tags`.
+def listed_digest(listing: dict[str, Any], model: str) -> str:
+    """Find a model in the answer of `/api/tags`; returns what tells its versions apart, empty where nothing does.
 
     Raises: ModelUnavailableError: it is not there, or only as a name for a model elsewhere; LLMConnectionError: the
         answer is no list of models.
@@ -38,7 +38,7 @@ def check_listed(listing: dict[str, Any], model: str) -> None:
         if isinstance(entry, dict) and full_name(model) == full_name(str(entry.get("name") or entry.get("model"))):
             if is_remote(entry):
                 raise _leaves_the_house(model)
-            return
+            return str(entry.get("digest") or "")
     raise missing(model)
 
 

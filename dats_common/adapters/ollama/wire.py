@@ -22,7 +22,7 @@ from dats_common.errors import (
 )
 from dats_common.records import Drafted
 
-CHAT = "/api/chat"
+CHAT, SHOW, TAGS = "/api/chat", "/api/show", "/api/tags"
 LONGEST_RETRY_AFTER_S = 3600.0
 
 _CONTEXT_EXCEEDED = re.compile(r"exceeds? the (?:\w+ )?context", re.IGNORECASE)
@@ -91,8 +91,11 @@ def without_thinking(request: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in request.items() if name != "think"}
 
 
-def read_line(raw: bytes, *, request: dict[str, Any]) -> Line:
+def read_line(raw: bytes, *, request: dict[str, Any], may_be_short: bool = False) -> Line:
     """One line of the answer to `request`.
+
+    Args:
+        may_be_short: only what was counted matters, not whether the answer is whole.
 
     Raises: LLMConnectionError: it cannot be read, says that the server failed, or that the response was cut;
         ModelUnavailableError: the server cannot run the model, or had another server answer; ContextTruncatedError.
@@ -109,7 +112,8 @@ def read_line(raw: bytes, *, request: dict[str, Any]) -> Line:
     if document.get("done") is not True:
         return Line(content or "")
     ended = Drafted(model, _count(document, "prompt_eval_count"), _count(document, "eval_count"))
-    _check_ending(document.get("done_reason"), ended, request["options"])
+    if not may_be_short:
+        _check_ending(document.get("done_reason"), ended, request["options"])
     return Line(content or "", ended)
 
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Table, and_, bindparam, insert, not_, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, Select, Table, and_, bindparam, delete, insert, not_, or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from dats_common.adapters.sql.engine import Database, open_database
@@ -39,7 +39,7 @@ _Part = tuple[str | None, Sequence[ArtifactKey]]
 """The tenant to act for, and artifacts."""
 
 _MOST_AT_ONCE = 100
-"""Answers recalled in one transaction; on SQLite a taint waits for it."""
+"""Answers recalled or dropped in one transaction; on SQLite a taint waits for it."""
 _CONNECTIONS = 4
 """Of its own: an answer that is on its way out does not wait behind long reads."""
 
@@ -89,15 +89,16 @@ class SqlEvidence:
 
     async def find(self, answer_id: str, principal: Principal, *, actor: str) -> KeptAnswer:
         async with self._database.reading(principal.tenant_id) as connection:
+            # Before the answer: one that is dropped in between must not look as if it stood on nothing.
+            sources = await connection.execute(
+                _judged().where(answer_sources.c.answer_id == answer_id).order_by(answer_sources.c.position)
+            )
             found = await connection.execute(
                 select(answers).where(answers.c.answer_id == answer_id, answers.c.tenant_id == principal.tenant_id)
             )
             row = found.one_or_none()
             if row is None or not _is_for(row, principal, actor=actor):
                 raise NotFound(f"there is no answer {answer_id!r}")
-            sources = await connection.execute(
-                _judged().where(answer_sources.c.answer_id == answer_id).order_by(answer_sources.c.position)
-            )
             return _kept(row, sources.all())
 
     async def recall(
@@ -113,6 +114,17 @@ class SqlEvidence:
             if recalled >= limit:
                 break
         return recalled
+
+    async def forget(self, *, older_than_s: float, limit: int = 500) -> int:
+        async with self._database.reading() as connection:
+            before = await self._database.now(connection) - round(older_than_s * 1e6)
+            old = select(answers.c.answer_id).where(answers.c.created_at < before)
+            found = list((await connection.execute(old.order_by(answers.c.created_at).limit(limit))).scalars())
+        for part in slices(found, _MOST_AT_ONCE):
+            async with self._database.writing() as connection:
+                await connection.execute(delete(answers).where(answers.c.answer_id.in_(part)))
+                await connection.execute(delete(answer_sources).where(answer_sources.c.answer_id.in_(part)))
+        return len(found)
 
     async def _parts(self, keys: Sequence[ArtifactKey]) -> AsyncIterator[_Part]:
         for tenant_id, share in self._database.shares(keys):

@@ -252,6 +252,7 @@ answers = Table(
     Column("body", JSON, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("recalled_at", BigInteger),
+    Index("ix_rag_answers_created_at", "created_at"),
     comment="Every answer, of the tenant that asked. recalled_at: nobody is told to rely on it any more",
 )
 

@@ -13,12 +13,13 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dats_common.contracts.strict_json import MAX_BODY_BYTES, parse_object
 from dats_common.embedded.ollama.engine import Llama
+from dats_common.embedded.ollama.gguf import NotGguf, read_header
 from dats_common.embedded.ollama.models import Model, Models
 from dats_common.embedded.ollama.protocol import (
     INPUT_TOO_LONG,
@@ -50,6 +51,7 @@ from dats_common.embedded.ollama.runner import MOST_BATCH_TOKENS
 from dats_common.errors import InvalidInput
 
 BODY_TIMEOUT_S = 30.0
+_JSON = "application/json"
 _NDJSON = [(b"content-type", b"application/x-ndjson")]
 
 Clock = Callable[[], int]
@@ -107,24 +109,13 @@ class _Routes:
         ]
         return JSONResponse({"models": running})
 
-    async def show(self, request: Request) -> JSONResponse:
+    async def show(self, request: Request) -> Response:
         asked = read_request(ShowRequest, parse_object(await request.body()))
         if not (name := asked.model or asked.name):
             raise OllamaError(400, "model is required")
         model = self._models.named(name)
-        unlisted = ("general.name", "tokenizer.chat_template")
-        info = {key: value for key, value in model.header.metadata.items() if key not in unlisted}
-        return JSONResponse(
-            {
-                "modelfile": "",
-                "parameters": "",
-                "template": model.header.metadata.get("tokenizer.chat_template", ""),
-                "details": _details(model),
-                "model_info": {**info, "general.parameter_count": model.header.parameters},
-                "capabilities": ["completion"],
-                "modified_at": _modified_at(model),
-            }
-        )
+        # With its arrays it is megabytes, which are read and written while others are answered.
+        return Response(await asyncio.to_thread(_shown, model, asked.verbose or False), media_type=_JSON)
 
     async def chat(self, request: Request) -> ASGIApp:
         asked = read_request(ChatRequest, parse_object(await request.body()))
@@ -218,6 +209,26 @@ async def _fitting_tokens(llama: Llama, text: str, model: Model, asked: EmbedReq
 
 
 # --------------------------------------------------------------------------------------------------------- showing
+
+
+def _shown(model: Model, verbose: bool) -> bytes:
+    """Arrays, such as the vocabulary, are null unless they are asked for. Raises: OllamaError: the file has gone."""
+    try:
+        header = read_header(model.path, arrays=True) if verbose else model.header
+    except (OSError, NotGguf) as error:
+        raise OllamaError(500, f"cannot read the model's file any more: {error}") from error
+    unlisted = ("general.name", "tokenizer.chat_template")
+    info = {key: value for key, value in header.metadata.items() if key not in unlisted}
+    shown = {
+        "modelfile": "",
+        "parameters": "",
+        "template": header.metadata.get("tokenizer.chat_template", ""),
+        "details": _details(model),
+        "model_info": {**info, "general.parameter_count": header.parameters},
+        "capabilities": ["completion"],
+        "modified_at": _modified_at(model),
+    }
+    return json.dumps(shown).encode()
 
 
 def _identity(model: Model) -> dict[str, Any]:

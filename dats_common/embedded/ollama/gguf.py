@@ -46,13 +46,15 @@ class Header:
     """What stands before the weights.
 
     Attributes:
-        metadata: the entries that are one value; of an array only that it is there, as an empty tuple.
+        metadata: every entry; of an array only that it is there, as None, unless arrays were asked for.
         parameters: numbers in all tensors.
+        size: bytes of the header.
         digest: SHA-256 hex of the header. It tells models apart; it does not vouch for the weights.
     """
 
     metadata: Mapping[str, object]
     parameters: int
+    size: int
     digest: str
 
     @property
@@ -72,10 +74,16 @@ class Header:
         return _QUANTISATIONS.get(self.metadata.get("general.file_type"), "unknown")
 
 
-def read_header(path: Path) -> Header:
-    """Read all of the file but its weights. Raises: OSError, NotGguf."""
+def read_header(path: Path, *, arrays: bool = False) -> Header:
+    """Read all of the file but its weights.
+
+    Args:
+        arrays: keep them too: a vocabulary with its merges takes tens of megabytes.
+
+    Raises: OSError, NotGguf.
+    """
     with path.open("rb") as file:
-        reader = _Reader(file)
+        reader = _Reader(file, keeps_arrays=arrays)
         if reader.take(4) != _MAGIC:
             raise NotGguf("it does not begin with GGUF")
         if (version := reader.number(4)) not in _VERSIONS:
@@ -83,14 +91,15 @@ def read_header(path: Path) -> Header:
         tensors, entries = reader.count(), reader.count()
         metadata = {reader.text(): reader.value(int(reader.number(4))) for _ in range(entries)}
         parameters = sum(reader.tensor_size() for _ in range(tensors))
-        return Header(metadata, parameters, reader.digest)
+        return Header(metadata, parameters, file.tell(), reader.digest)
 
 
 class _Reader:
     """Reads values in their order, and never past a bound or the end."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, *, keeps_arrays: bool) -> None:
         self._file = file
+        self._keeps_arrays = keeps_arrays
         self._hash = hashlib.sha256()
 
     @property
@@ -129,13 +138,15 @@ class _Reader:
             return self.number(kind)
         inner, count = int(self.number(4)), self.count()
         if inner in _NUMBERS:
-            self.take(_NUMBERS[inner].size * count)
-        elif inner == _TEXT:
-            for _ in range(count):
-                self.take(int(self.number(10)))
-        else:
+            packed = self.take(_NUMBERS[inner].size * count)
+            return [one for (one,) in _NUMBERS[inner].iter_unpack(packed)] if self._keeps_arrays else None
+        if inner != _TEXT:
             raise NotGguf(f"it has an array of the type {inner}")
-        return ()
+        if self._keeps_arrays:
+            return [self.text() for _ in range(count)]
+        for _ in range(count):
+            self.take(int(self.number(10)))
+        return None
 
     def tensor_size(self) -> int:
         self.text()

@@ -231,6 +231,7 @@ class ShowRequest(_Request):
 
     model: str | None = None
     name: str | None = None
+    verbose: bool | None = None
 
 
 R = TypeVar("R", bound=_Request)

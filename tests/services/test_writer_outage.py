@@ -1,0 +1,56 @@
+"""A writer as it is put together for production, while what it needs is away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from rig import Encoder, Rig, eventually
+
+from dats_common.adapters.memory_indexer import MemoryIndexer
+from dats_common.contracts.topology import DEAD_LETTERS_QUEUE, VALIDATED_QUEUE
+from dats_common.errors import EncoderUnavailable
+from dats_common.settings import Settings
+from dats_common.settings.sections import Embedding
+from services.writer.progress import Progress
+from services.writer.wiring import Lanes, WriterPorts, build_writer
+
+
+class RemoteEncoder(Encoder):
+    """On another server, which may be away."""
+
+    away = False
+
+    async def encode(self, texts: Sequence[str], *, kind: Literal["query", "document"]) -> Any:
+        if self.away:
+            raise EncoderUnavailable("the encoder's server does not answer")
+        return await super().encode(texts, kind=kind)
+
+
+async def test_while_the_encoders_server_is_away_no_event_is_to_blame(rig: Rig) -> None:
+    encoder = RemoteEncoder()
+    encoder.away = True
+    writer = build_writer(
+        Settings(embedding=Embedding(retry_attempts=0, linger_ms=1)),
+        WriterPorts(ledger=rig.ledger, evidence=rig.evidence, encoder=encoder, index=rig.index, bus=rig.bus),
+        indexer=Lanes([MemoryIndexer(encoder=encoder, index=rig.index, ledger=rig.ledger)]),
+        progress=Progress(),
+        writer_id="writer",
+    )
+    rig.validated("a", "what a says")
+    stop = asyncio.Event()
+    working = asyncio.create_task(writer.work(until=stop, drain_s=5), name="writer")
+    try:
+
+        async def given_back() -> bool:
+            return any(message.redelivered for message in rig.bus.queue(VALIDATED_QUEUE))
+
+        await eventually(given_back)
+        assert [message.attempt for message in rig.bus.queue(VALIDATED_QUEUE)] == [1]
+        encoder.away = False
+        await rig.all_live("a")
+    finally:
+        stop.set()
+        await working
+    assert rig.bus.queue(DEAD_LETTERS_QUEUE) == []
