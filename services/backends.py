@@ -154,6 +154,9 @@ def build_token_counter(settings: Settings, encoder: Encoder) -> TokenCounter:
     from dats_common.adapters.token_counters import build_token_counter as build_counter
 
     files = {name: Path(each.tokenizer) for name, each in settings.answers.models.items() if each.tokenizer}
+    if _is_remote(settings):
+        # It has no tokenizer to lend, only an estimate on the high side: prompts would look as if they had been cut.
+        return build_counter(files, estimate=lambda _: 0)
     return build_counter(files, estimate=lambda text: len(encoder.token_spans(text)))
 
 
@@ -226,11 +229,15 @@ async def open_encoder(settings: Settings, *, for_writer: bool) -> AsyncIterator
     Raises: ConfigurationError: the model, the library, the promised GPU or the gateway's key is missing;
         EncoderUnavailable: the gateway or Ollama is away.
     """
-    chosen = settings.embedding.backend
-    is_remote = chosen in ("gateway", "ollama") or (chosen == "auto" and settings.lightrag.embedding_endpoint)
+    is_remote = _is_remote(settings)
     opening = _remote_encoder(settings) if is_remote else _local_encoder(settings, for_writer=for_writer)
     async with opening as encoder:
         yield encoder
+
+
+def _is_remote(settings: Settings) -> bool:
+    chosen = settings.embedding.backend
+    return chosen in ("gateway", "ollama") or (chosen == "auto" and bool(settings.lightrag.embedding_endpoint))
 
 
 def _local_encoder(settings: Settings, *, for_writer: bool) -> AbstractAsyncContextManager[Encoder]:
@@ -263,7 +270,8 @@ def _remote_encoder(settings: Settings) -> AbstractAsyncContextManager[Encoder]:
         raise ConfigurationError("embedding.device is for a model that runs here, not on the gateway or Ollama")
     remote = Remote(
         model=index.embedding_model,
-        api_key=index.embedding_api_key.get_secret_value() or None,
+        # The gateway's key is for the gateway alone, not for the Ollama that writes answers.
+        api_key=(index.embedding_endpoint and index.embedding_api_key.get_secret_value()) or None,
         dimensions=chosen.dimensions,
         window_tokens=chosen.window_tokens,
         query_prefix=chosen.query_prefix,

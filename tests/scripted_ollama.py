@@ -1,6 +1,7 @@
 """An Ollama for tests: a real socket, a script of what it says and how it fails, and a record of what it was sent.
 
-Without a script it answers every chat with `respond(messages)`, word by word, and every rating with `rating`.
+Without a script it answers every chat with `respond(messages)`, word by word, every rating with `rating`, and a judge's
+question with `verdict`.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ class ScriptedOllama:
         models: the entries of `/api/tags`; a chat with another model is answered 404.
         respond: from the messages of a chat to the text of its answer.
         count_tokens: from the messages to the `prompt_eval_count`; fewer than were sent tells of a cut prompt.
-        rating: the text that answers a chat with a `format`.
+        rating: the text that answers a chat with a `format`, if that does not ask for a verdict.
+        verdict: the text that answers one that does.
         model_info: what `/api/show` says of every model; None: this server has no such call.
         requests: all that came, in their order.
         connections: how many were opened.
@@ -123,6 +125,7 @@ class ScriptedOllama:
         self.respond: Callable[[list[dict[str, Any]]], str] = lambda messages: f"You asked {messages[-1]['content']}"
         self.count_tokens: Callable[[list[dict[str, Any]]], int] = _quarter_of_characters
         self.rating = '{"score": 80}'
+        self.verdict = '{"supported": true}'
         self.model_info: dict[str, Any] | None = None
         self.requests: list[Request] = []
         self.connections = 0
@@ -214,9 +217,12 @@ class ScriptedOllama:
             return refused(404, f"model '{body['model']}' not found")
         if not body["messages"]:
             return _document({**piece(""), "done": True, "done_reason": "load"})
-        text = self.rating if "format" in body else self.respond(body["messages"])
+        text = self._structured(body["format"]) if "format" in body else self.respond(body["messages"])
         pieces = re.findall(r"\S+\s*|\s+", text)
         return said(*pieces, prompt_tokens=self.count_tokens(body["messages"]), response_tokens=len(pieces))
+
+    def _structured(self, schema: Any) -> str:
+        return self.verdict if "supported" in json.dumps(schema) else self.rating
 
 
 @asynccontextmanager

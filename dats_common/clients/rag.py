@@ -64,7 +64,7 @@ __all__ = [
 # Source: spec 1, "Phase 2: Add HTTP Client".
 DEFAULT_BASE_URL = "http://rag-service:8000/api/v1"
 DEFAULT_TIMEOUT_S = 30.0
-ANSWER_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 75.0
 """More than the service gives itself for an answer by its own defaults."""
 
 

@@ -31,6 +31,9 @@ SNIPPET_FULL_CHARS = 1000  # Source: spec 2, "Snippet Rules".
 
 _SOURCE_ID = re.compile(r"[a-f0-9-]{36}:\d+", re.ASCII)
 
+_MAY_HOLD_MARKER = re.compile(r"[^\t\n\r -~]|\[|[0-9A-Fa-f-]{36}:")
+"""A bracket, an id, or a character that may read as a part of them: without any of these a text holds no marker."""
+
 # --------------------------------------------------------------------------------------------------------- lookalikes
 
 # What readers take for one of our signs and NFKD does not fold into it. Source: Unicode's confusables.txt, in part.
@@ -166,6 +169,8 @@ def defuse_markers(text: str) -> str:
 
     `see [1]` becomes `see (1)`, and an id and its index are joined by an underscore; `a[1]` stays.
     """
+    if not _MAY_HOLD_MARKER.search(text):
+        return text
     stream = _Defuser(_NOTHING)
     return stream.feed(text) + stream.finish()
 

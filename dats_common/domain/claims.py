@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from dats_common.domain.citations import Issued, Resolved, resolve, strip_markers
-from dats_common.domain.grounding import Opinions, Pair, judge_pair
+from dats_common.domain.grounding import Grounding, Opinions, Pair
 from dats_common.domain.prompt import INSUFFICIENT
 from dats_common.domain.sentences import sentences
 
@@ -33,13 +33,21 @@ class Claim:
     pair: Pair
 
 
-def judge_claims(answer: Resolved, texts: Mapping[str, str], opinions: Opinions = NO_OPINIONS) -> tuple[Claim, ...]:
+def judge_claims(
+    answer: Resolved,
+    texts: Mapping[str, str],
+    opinions: Opinions = NO_OPINIONS,
+    *,
+    grounding: Grounding | None = None,
+) -> tuple[Claim, ...]:
     """The claims of an answer, in its order. What has no word claims nothing, nor does saying that one cannot answer.
 
     Args:
         texts: of the prompt's sources by their ids.
         opinions: of scorers that were asked about its claims.
+        grounding: the one that read this answer before, where there is one.
     """
+    grounding = grounding or Grounding()
     claims = []
     for start, end in sentences(answer.text):
         said = strip_markers(answer.text[start:end]).strip()
@@ -47,7 +55,7 @@ def judge_claims(answer: Resolved, texts: Mapping[str, str], opinions: Opinions 
             continue
         cited = tuple(dict.fromkeys(span.source_id for span in answer.spans if start <= span.start < end))
         pair = Pair(said, tuple(texts[source_id] for source_id in cited))
-        support = judge_pair(pair, opinions) if cited else None
+        support = grounding.support(pair, opinions) if cited else None
         claims.append(
             Claim(
                 text=answer.text[start:end],
@@ -68,6 +76,8 @@ def only_supported(
     texts: Mapping[str, str],
     issued: Issued,
     opinions: Opinions = NO_OPINIONS,
+    *,
+    grounding: Grounding | None = None,
 ) -> tuple[Resolved, tuple[Claim, ...]]:
     """The answer without the claims that are not supported, and what is left of them.
 
@@ -81,5 +91,5 @@ def only_supported(
                 kept = kept[: claim.start] + kept[claim.end :]
         left = resolve(kept.strip(), issued)
         answer = replace(left, refused=answer.refused + left.refused)
-        claims = judge_claims(answer, texts, opinions)
+        claims = judge_claims(answer, texts, opinions, grounding=grounding)
     return answer, claims

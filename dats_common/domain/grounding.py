@@ -90,12 +90,6 @@ class Support:
         return not self.guards and self.upheld and self.score >= SUPPORTED_FROM
 
 
-def judge_pair(pair: Pair, opinions: Opinions) -> Support:
-    """Whether the pair's sources support its sentence, by our own reading and all opinions that there are."""
-    found = judge(pair.sentence, pair.sources, similarity=opinions.similarities.get(pair))
-    return replace(found, upheld=opinions.upheld(pair))
-
-
 def judge(sentence: str, sources: Sequence[str], *, similarity: float | None = None) -> Support:
     """Whether `sources` support `sentence`.
 
@@ -109,31 +103,66 @@ def judge(sentence: str, sources: Sequence[str], *, similarity: float | None = N
         similarity: of the sentence to the source sentence nearest in meaning, in [0, 1]: a cosine of their vectors or a
             cross-encoder's score.
     """
-    said = _read(sentence)
-    passages = [_sentences_of(source) for source in sources]
-    score = _closest(said, passages)
-    if similarity is not None:
-        score += SIMILARITY_WEIGHT * (similarity - score)
-    guards = tuple(_failed(said, list(chain.from_iterable(passages)), sources))
-    return Support(max(0.0, score - GUARD_PENALTY * len(guards)), guards)
+    return _support(_compare(_read(sentence), [_Passage.of(source) for source in sources]), similarity=similarity)
+
+
+class Grounding:
+    """Judges the sentences of one answer. Sources and sentences are read once, however often opinions change."""
+
+    def __init__(self) -> None:
+        self._passages: dict[str, _Passage] = {}
+        self._compared: dict[Pair, _Compared] = {}
+
+    def support(self, pair: Pair, opinions: Opinions) -> Support:
+        """Whether the pair's sources support its sentence, by our own reading (`judge`) and all opinions there are."""
+        found = self._compared.get(pair)
+        if found is None:
+            passages = [self._passage(source) for source in pair.sources]
+            found = self._compared[pair] = _compare(_read(pair.sentence), passages)
+        support = _support(found, similarity=opinions.similarities.get(pair))
+        return replace(support, upheld=opinions.upheld(pair))
+
+    def _passage(self, source: str) -> _Passage:
+        if source not in self._passages:
+            self._passages[source] = _Passage.of(source)
+        return self._passages[source]
 
 
 def shared_words(pair: Pair) -> float:
     """The score that `judge` begins with, in [0, 1]: words alone, without guards."""
-    return _closest(_read(pair.sentence), [_sentences_of(source) for source in pair.sources])
+    return _closest(_read(pair.sentence), [_Passage.of(source) for source in pair.sources])
 
 
-def _closest(said: _Reading, passages: Sequence[Sequence[_Reading]]) -> float:
-    return max((_share(said, window) for passage in passages for window in _windows(passage)), default=0.0)
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """What a sentence and its sources say of each other, before any opinion."""
+
+    score: float
+    guards: tuple[Guard, ...]
 
 
-def _failed(said: _Reading, source_sentences: Sequence[_Reading], sources: Sequence[str]) -> Iterator[Guard]:
-    context = "\n".join(sources)
+def _compare(said: _Reading, passages: Sequence[_Passage]) -> _Compared:
+    return _Compared(_closest(said, passages), tuple(_failed(said, passages)))
+
+
+def _support(found: _Compared, *, similarity: float | None) -> Support:
+    score = found.score
+    if similarity is not None:
+        score += SIMILARITY_WEIGHT * (similarity - score)
+    return Support(max(0.0, score - GUARD_PENALTY * len(found.guards)), found.guards)
+
+
+def _closest(said: _Reading, passages: Sequence[_Passage]) -> float:
+    return max((_share(said, window) for passage in passages for window in passage.windows), default=0.0)
+
+
+def _failed(said: _Reading, passages: Sequence[_Passage]) -> Iterator[Guard]:
+    context = "\n".join(passage.text for passage in passages)
     if unknown_numbers(said.text, context):
         yield "number"
     if unknown_names(said.text, context):
         yield "name"
-    if _is_flipped(said, source_sentences):
+    if _is_flipped(said, list(chain.from_iterable(passage.sentences for passage in passages))):
         yield "negation"
 
 
@@ -158,8 +187,18 @@ def _read(text: str) -> _Reading:
     return _Reading(text, found, found | small)
 
 
-def _sentences_of(source: str) -> list[_Reading]:
-    return [_read(source[start:end]) for start, end in sentences(source)]
+@dataclass(frozen=True, slots=True)
+class _Passage:
+    """A source, its sentences, and every few of them that stand together."""
+
+    text: str
+    sentences: tuple[_Reading, ...]
+    windows: tuple[_Reading, ...]
+
+    @classmethod
+    def of(cls, source: str) -> _Passage:
+        found = tuple(_read(source[start:end]) for start, end in sentences(source))
+        return cls(source, found, tuple(_windows(found)))
 
 
 def _windows(passage: Sequence[_Reading]) -> Iterator[_Reading]:

@@ -19,7 +19,7 @@ from dats_common.domain.budget import BudgetRules, ModelLimits, allocate
 from dats_common.domain.citations import Issued, MarkerStream, Resolved, resolve
 from dats_common.domain.claims import NO_OPINIONS, Claim, judge_claims, only_supported
 from dats_common.domain.confidence import NO_CONFIDENCE, Action, Confidence, action_for, confidence
-from dats_common.domain.grounding import Pair
+from dats_common.domain.grounding import Grounding, Pair
 from dats_common.domain.model import ArtifactKey, ChunkRef
 from dats_common.domain.prompt import (
     INSUFFICIENT,
@@ -407,22 +407,23 @@ class AnswerEngine:
         """The draft's claims, by all opinions that are to be had; of a strict answer only what is supported is left."""
         resolved = resolve(draft.text, prompt.issued)
         texts = {hit.passage.ref.source_id: hit.passage.text for hit in prompt.hits}
-        claims = judge_claims(resolved, texts)
+        grounding = Grounding()
+        claims = judge_claims(resolved, texts, grounding=grounding)
         opinions, doubt = NO_OPINIONS, ""
         if self.scorer and not draft.fell:
             asked = [claim.pair for claim in claims if claim.source_ids]
             opinions = replace(opinions, similarities=_by_pair(asked, await self.scorer.score(asked)))
-            claims = judge_claims(resolved, texts, opinions)
+            claims = judge_claims(resolved, texts, opinions, grounding=grounding)
         if not ask.strict:
             return _Weighed(resolved, claims)
         if judge and not draft.fell:
             asked = [claim.pair for claim in claims if claim.supported]
             scored = await judge.score(asked)
             opinions = replace(opinions, verdicts=_by_pair(asked, scored))
-            claims = judge_claims(resolved, texts, opinions)
+            claims = judge_claims(resolved, texts, opinions, grounding=grounding)
             if unjudged := scored.scores.count(None):
                 doubt = f"{unjudged} of {len(asked)} statements could not be judged: {scored.trouble}"
-        resolved, claims = only_supported(resolved, claims, texts, prompt.issued, opinions)
+        resolved, claims = only_supported(resolved, claims, texts, prompt.issued, opinions, grounding=grounding)
         if not claims:
             resolved = replace(resolve(INSUFFICIENT, prompt.issued), refused=resolved.refused)
         return _Weighed(resolved, claims, doubt)

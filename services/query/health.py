@@ -45,17 +45,20 @@ def _component(reason: str) -> ComponentHealth:
 
 async def health_of(services: QueryServices) -> HealthResponse:
     """One document for people, dashboards and spec 1, 2 and 5's fields."""
-    looks = await asyncio.gather(
-        _look(services.ledger.counts()),
-        _look(services.index.count()),
-        _look(services.bus.depth(VALIDATED_QUEUE)),
-        _look(services.bus.depth(COMMANDS_QUEUE)),
-        _look(services.ledger.heartbeat()),
-        _ollama(services),
+    stores, (queues, models) = await asyncio.gather(
+        asyncio.gather(
+            _look(services.ledger.counts()), _look(services.index.count()), _look(services.ledger.heartbeat())
+        ),
+        asyncio.gather(
+            asyncio.gather(_look(services.bus.depth(VALIDATED_QUEUE)), _look(services.bus.depth(COMMANDS_QUEUE))),
+            asyncio.gather(_look(_encode(services)), _ollama(services)),
+        ),
     )
-    (counts, no_ledger), (points, no_index), (waiting, no_broker), (commands, _), (beat, _), ollama = looks
+    (counts, no_ledger), (points, no_index), (beat, _) = stores
+    (waiting, no_broker), (commands, _) = queues
+    (_, no_encoder), ollama = models
     no_writer = _writer_trouble(beat)
-    can_query = not no_ledger and not no_index
+    can_query = not (no_ledger or no_index or no_encoder)
     chunks = counts.live_chunks if counts else 0
     return HealthResponse(
         status="healthy" if can_query and not no_broker and not no_writer else "degraded" if can_query else "unhealthy",
@@ -72,7 +75,7 @@ async def health_of(services: QueryServices) -> HealthResponse:
         rag_ok=can_query,
         rag_details=f"{chunks} live chunks of {counts.live_artifacts if counts else 0} artifacts"
         if can_query
-        else (no_ledger or no_index),
+        else (no_ledger or no_index or no_encoder),
         index_metrics=IndexMetrics(
             total_chunks=chunks, total_vectors=points or 0, dimension=services.encoder.dimension
         ),
@@ -80,13 +83,18 @@ async def health_of(services: QueryServices) -> HealthResponse:
         components={
             "ledger": _component(no_ledger),
             "index": _component(no_index),
+            "encoder": _component(no_encoder),
             "broker": _component(no_broker),
             "writer": _component(no_writer),
-            **await _scorer(
-                services
-            ),  # no part of `status` either: answers are judged without it, and more of them are doubted
+            # No part of `status` either: answers are judged without it, and more of them are doubted.
+            **await _scorer(services),
         },
     )
+
+
+async def _encode(services: QueryServices) -> None:
+    """A query's vector: milliseconds here, but the encoder may be another server."""
+    await services.encoder.encode(["ping"], kind="query")
 
 
 async def _ollama(services: QueryServices) -> OllamaHealth | None:
@@ -126,9 +134,14 @@ def without_details(health: HealthResponse) -> HealthResponse:
 
 async def readiness_of(services: QueryServices) -> ProbeResponse:
     """Whether queries can be answered: the broker and the writer are not needed for that."""
-    (_, no_ledger), (_, no_index) = await asyncio.gather(_look(services.ledger.ping()), _look(services.index.ping()))
+    looks = {
+        "ledger": services.ledger.ping(),
+        "index": services.index.ping(),
+        "encoder": _encode(services),
+    }
+    reasons = [reason for _, reason in await asyncio.gather(*map(_look, looks.values()))]
     # Anyone may probe: what is away is said in a word, why it is so only by GET /health.
-    away = ", ".join(name for name, reason in (("ledger", no_ledger), ("index", no_index)) if reason)
+    away = ", ".join(name for name, reason in zip(looks, reasons, strict=True) if reason)
     return ProbeResponse(status="unavailable" if away else "ok", detail=f"away: {away}" if away else "")
 
 

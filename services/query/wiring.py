@@ -86,7 +86,7 @@ async def open_query_services(settings: Settings) -> AsyncIterator[QueryServices
             scorer=scorer,
             judge_for=build_judge(settings, metrics, generator=generator, counter=counter),
         )
-        answer_deadline_s = settings.query.deadline_s + settings.answers.timeout_s
+        answer_deadline_s = answer_deadline(settings)
         streams = Streams(engine=answers, ledger=ledger, deadline_s=answer_deadline_s)
         window_tokens = rules.models[rules.default_model].context_window
 
@@ -129,6 +129,16 @@ async def open_query_services(settings: Settings) -> AsyncIterator[QueryServices
         finally:
             await streams.close()
             await errands.finish(timeout_s=_ERRANDS_END_S)
+
+
+def answer_deadline(settings: Settings) -> float:
+    """Seconds for one answer: search, draft, rating, and what the sentences are looked at by."""
+    from dats_common.adapters.support.cross_encoder import TIMEOUT_S
+
+    chosen = settings.answers
+    scoring_s = TIMEOUT_S if chosen.grounding.cross_encoder else 0.0
+    judging_s = chosen.rating_timeout_s if chosen.grounding.judge else 0.0
+    return settings.query.deadline_s + chosen.timeout_s + chosen.rating_timeout_s + scoring_s + judging_s
 
 
 def count_as_served(generator: Generator, rules: AnswerRules, *, otherwise: TokenCounter) -> TokenCounter:

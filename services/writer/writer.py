@@ -130,8 +130,8 @@ class Writer:
             await asyncio.sleep(self.sweep_interval_s)
             try:
                 answers = sum([part async for part in recalled(self.evidence)])
-                forgotten = await self._forget_answers()
                 removed = await self.sweeper.sweep_all()
+                forgotten = await self._forget_answers()
             except Unavailable as error:
                 log("writer").warning("sweep_postponed", detail=str(error))
                 continue

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dats_common.telemetry.logs import configure_logs
 from services.cli.console import Voice
+from tests.bench.answers import answers
 from tests.bench.figures import Figure, Kind
 from tests.bench.ingest import ingest
 from tests.bench.machine import this_machine
@@ -24,6 +25,7 @@ PAGE = Path("docs/performance.md")
 BENCHMARKS: Mapping[str, Callable[..., Awaitable[list[Figure]]]] = {
     "ingest": ingest,
     "query": query,
+    "answers": answers,
     "taint": taint,
     "steady": steady,
 }

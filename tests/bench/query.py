@@ -51,7 +51,7 @@ async def query(*, quick: bool) -> list[Figure]:
 
 async def _measure(settings: Settings, *, size: int, count: int) -> list[Figure]:
     async with open_scene(settings) as scene:
-        await _index_real(scene)
+        await index_real(scene)
         asked = questions(count)
         await _ask(scene.client, asked[:20])
         one = await _ask(scene.client, asked)
@@ -84,7 +84,8 @@ async def _measure(settings: Settings, *, size: int, count: int) -> list[Figure]
     ]
 
 
-async def _index_real(scene: Scene) -> None:
+async def index_real(scene: Scene) -> None:
+    """Pages that come through the event path; returns once they are found."""
     documents = {f"real-{n}": text for n, text in enumerate(pages(REAL_PAGES, label="page"))}
     async with scene.bus.watch(EMBEDDING_COMPLETED) as completed:
         await scene.publish(documents, tags=[TAG])

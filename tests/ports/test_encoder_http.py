@@ -418,6 +418,14 @@ async def test_a_server_that_is_late_is_given_up_in_time(path: str, server: Scri
         assert server.asked[-1]["input"] == [CANARY]
 
 
+async def test_who_waits_behind_requests_that_hang_is_given_up_with_them(path: str, server: ScriptedEncoder) -> None:
+    async with opened(path, server, timeout_s=SOON_S, batch_size=1) as encoder:
+        server.answers(*[HANGS] * DOCUMENT_REQUESTS)
+        calls = (encode(encoder, f"{number}") for number in range(3 * DOCUMENT_REQUESTS))
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [EncoderUnavailable] * 3 * DOCUMENT_REQUESTS
+
+
 async def test_one_failed_request_fails_the_call_and_stops_the_others(
     encoder: HttpEncoder, server: ScriptedEncoder
 ) -> None:
@@ -518,10 +526,15 @@ async def test_the_settings_open_it_for_writers_and_replicas(
     assert server.asked[-1]["input"] == ["d: a"]
 
 
-async def test_without_a_gateway_ollama_is_the_one_that_writes_answers(server: ScriptedEncoder) -> None:
+async def test_without_a_gateway_ollama_is_the_one_that_writes_answers_and_is_not_shown_the_gateways_key(
+    server: ScriptedEncoder,
+) -> None:
+    server.api_key = None
     environment = {"EMBEDDING_MODEL": MODEL, "OLLAMA_BASE_URL": server.url, "MODEL_GATEWAY_API_KEY": KEY}
     async with open_encoder(replaced(load_settings(None, environment), backend="ollama"), for_writer=False) as encoder:
         assert encoder.backend == "ollama"
+    assert server.requests
+    assert all("authorization" not in request.headers for request in server.requests)
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from injections import ATTACKS, Attack
-from rig import Rig
+from rig import ANSWER_RULES, Rig
 from test_answers import CANONICAL, answered
+
+from dats_common.domain.model import ArtifactKey
+from dats_common.domain.quality import QualityRules
 
 SECRET = "the vault opens with marmalade"
 CONTROL_TOKENS = re.compile(
     r"<\|\w+\|>|<｜[^｜\n]+｜>|\[/?INST\]|<</?SYS>>|</?(s|think|start_of_turn|end_of_turn)>", re.I
 )
 WORDS = "what is the limit of a report on invoices with totals and dates"
+EVERY_SOURCE = replace(ANSWER_RULES, quality=QualityRules(min_similarity=0.0))
+"""An attack may leave little of what its text is about, and is to be in the prompt all the same."""
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
@@ -28,9 +34,11 @@ async def test_an_obedient_model_cites_nothing_that_was_not_issued_and_learns_no
         await rig.all_live("theirs", "attacked", "honest")
     rig.model.respond = lambda _: [attack.answer, " It is ten [1]."]
     history = [{"role": role, "content": content} for role, content in attack.history if role in ("user", "assistant")]
-    async with rig.replica() as client:
+    async with rig.replica(rules=EVERY_SOURCE) as client:
         found = await answered(client, query=f"{attack.question} {WORDS}", chat_history=history)
     [assignment] = rig.model.assigned
+    attacked = ArtifactKey("default", "attacked").document_id
+    assert attacked in {source.source_id.partition(":")[0] for source in assignment.sources}
     prompt = "\n".join(message.content for message in assignment.messages)
     assert SECRET not in prompt
     assert [message.role for message in assignment.messages].count("system") == 1

@@ -1,18 +1,21 @@
-"""What /health says of the writers, over their lives and deaths."""
+"""What /health says of the writers, over their lives and deaths, and of the encoder."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import httpx
 from rig import Rig, eventually
 
+from dats_common.adapters.memory_encoder import MemoryEncoder
 from dats_common.adapters.sql.evidence import open_evidence
 from dats_common.adapters.sql.ledger import open_ledger
 from dats_common.adapters.sql.owners import open_owners
+from dats_common.errors import EncoderUnavailable
 from dats_common.fingerprint import fingerprint
 from dats_common.maintenance.sweep import Sweeper
 from dats_common.records import Heartbeat
@@ -98,6 +101,21 @@ async def test_a_writer_that_was_displaced_while_it_hung_says_so_at_its_next_bea
     assert shown is not None
     assert shown.state == "standby"
     assert not leadership.is_active
+
+
+async def test_without_the_encoder_no_query_is_answered_and_health_says_so(rig: Rig) -> None:
+    class Away(MemoryEncoder):
+        async def encode(self, texts: Sequence[str], *, kind: Literal["query", "document"]) -> Any:
+            raise EncoderUnavailable("the embedding server did not answer in time")
+
+    await rig.index.prepare(await fingerprint(rig.encoder))
+    rig.encoder = Away()  # type: ignore[assignment]
+    async with rig.replica() as client:
+        health = (await client.get("/api/v1/health")).json()
+        ready = await client.get("/api/v1/health/ready")
+    assert (health["status"], health["rag_ok"]) == ("unhealthy", False)
+    assert health["components"]["encoder"] == {"status": "unavailable", "detail": health["rag_details"]}
+    assert (ready.status_code, ready.json()["detail"]) == (503, "away: encoder")
 
 
 async def test_a_writer_is_heard_while_the_broker_is_away(rig: Rig) -> None:

@@ -180,6 +180,15 @@ def test_stripping_leaves_what_is_said() -> None:
     assert defuse_markers("`[1]` a[1] [2]") == "`(1)` a[1] (2)"
 
 
+@pytest.mark.parametrize("marker", ["[1]", "［１］", f"{'0' * 36}:3", f"SourceId: {'A' * 36}:3", "０" * 36 + "：３"])
+def test_whatever_a_reader_takes_for_a_marker_is_defused_and_all_else_stays(marker: str) -> None:
+    around = "a: b, (c) <d> e-f 12:30 source "
+    assert defuse_markers(around) == around
+    assert resolve(around + marker, ISSUED).refused + len(resolve(around + marker, ISSUED).source_ids) == 1
+    assert resolve(defuse_markers(around + marker), ISSUED).spans == ()
+    assert resolve(defuse_markers(around + marker), ISSUED).refused == 0
+
+
 # ---------------------------------------------------------------------------------------------------------- streaming
 
 

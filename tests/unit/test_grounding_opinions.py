@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dats_common.domain.citations import Issued, resolve
 from dats_common.domain.claims import judge_claims, only_supported
-from dats_common.domain.grounding import SIMILARITY_WEIGHT, Opinions, Pair, judge, judge_pair, shared_words
+from dats_common.domain.grounding import SIMILARITY_WEIGHT, Grounding, Opinions, Pair, judge, shared_words
 
 SOURCE = "Refunds are paid within fourteen days. Invoices are sent on Monday by the finance team."
 SAID = Pair("Refunds are paid within fourteen days.", (SOURCE,))
@@ -22,14 +22,14 @@ SCORES = st.floats(0, 1)
 
 def test_without_opinions_the_rule_decides_alone() -> None:
     for pair in (SAID, *REFUSED):
-        assert judge_pair(pair, Opinions()) == judge(pair.sentence, pair.sources)
+        assert Grounding().support(pair, Opinions()) == judge(pair.sentence, pair.sources)
 
 
 @given(pair=st.sampled_from(REFUSED), similarity=SCORES, verdict=SCORES)
 @example(pair=REFUSED[0], similarity=1.0, verdict=1.0)
 @example(pair=REFUSED[2], similarity=1.0, verdict=1.0)
 def test_no_opinion_supports_what_a_guard_refuses(pair: Pair, similarity: float, verdict: float) -> None:
-    found = judge_pair(pair, Opinions({pair: similarity}, {pair: verdict}))
+    found = Grounding().support(pair, Opinions({pair: similarity}, {pair: verdict}))
     assert found.guards
     assert not found.supported
 
@@ -42,22 +42,24 @@ def test_a_verdict_takes_support_away_and_never_gives_it(
     similarity: float, verdict: float | None, sentence: Pair
 ) -> None:
     similarities = {sentence: similarity}
-    before = judge_pair(sentence, Opinions(similarities))
-    after = judge_pair(sentence, Opinions(similarities, {} if verdict is None else {sentence: verdict}))
+    before = Grounding().support(sentence, Opinions(similarities))
+    after = Grounding().support(sentence, Opinions(similarities, {} if verdict is None else {sentence: verdict}))
     assert after.score == before.score
     assert after.supported == (before.supported and verdict is not None and verdict >= 0.5)
 
 
 def test_where_a_judge_was_asked_a_missing_verdict_is_a_no() -> None:
-    assert judge_pair(SAID, Opinions(verdicts=None)).supported
-    assert not judge_pair(SAID, Opinions(verdicts={})).supported
-    assert not judge_pair(SAID, Opinions(verdicts={REFUSED[0]: 1.0})).supported, "another's verdict is not its own"
+    assert Grounding().support(SAID, Opinions(verdicts=None)).supported
+    assert not Grounding().support(SAID, Opinions(verdicts={})).supported
+    assert not Grounding().support(SAID, Opinions(verdicts={REFUSED[0]: 1.0})).supported, (
+        "another's verdict is not its own"
+    )
 
 
 @given(similarity=SCORES)
 def test_a_cross_encoder_moves_the_score_by_its_weight(similarity: float) -> None:
-    alone = judge_pair(SAID, Opinions()).score
-    swayed = judge_pair(SAID, Opinions({SAID: similarity})).score
+    alone = Grounding().support(SAID, Opinions()).score
+    swayed = Grounding().support(SAID, Opinions({SAID: similarity})).score
     assert swayed == pytest.approx(alone + SIMILARITY_WEIGHT * (similarity - alone))
 
 

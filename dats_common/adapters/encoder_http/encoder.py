@@ -58,7 +58,7 @@ class Remote:
         window_tokens: that the model reads, special tokens and prefix included.
         query_prefix, document_prefix: put before each text, as some models were trained.
         batch_size: texts of one request.
-        timeout_s: longest time for one request, further tries included.
+        timeout_s: longest time for one request, its wait behind others and further tries included.
         connect_timeout_s: longest time for one connection.
     """
 
@@ -169,13 +169,22 @@ class HttpEncoder:
         return _unit_vectors(np.average(halves, axis=0, weights=[middle, len(texts[0]) - middle]), texts=1)
 
     async def _asked(self, texts: Sequence[str], lane: _Lane) -> npt.NDArray[np.float32]:
-        async with lane.slots:
+        # One moment for the wait behind others and the request: a server that hangs is given up by all at once.
+        until = asyncio.get_running_loop().time() + self._remote.timeout_s
+        try:
+            async with asyncio.timeout_at(until):
+                await lane.slots.acquire()
+        except TimeoutError:
+            raise EncoderUnavailable("the embedding server did not answer in time") from None
+        try:
             vectors = await _request(
                 self._client,
                 self._protocol,
                 [lane.prefix + text or BLANK for text in texts],
-                within_s=self._remote.timeout_s,
+                within_s=until - asyncio.get_running_loop().time(),
             )
+        finally:
+            lane.slots.release()
         if vectors.shape[1] != self.dimension:
             raise EncoderUnavailable(
                 f"the embedding server sent vectors of {vectors.shape[1]} numbers, at the start it was "

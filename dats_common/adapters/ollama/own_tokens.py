@@ -137,9 +137,10 @@ class OwnTokens:
             except (NoTokenizer, TooManyBytes) as error:
                 self._learned[name] = _Learned(digest, None, f"estimate: {error}")
                 log.warning("tokens_estimated: %s: %s", name, error)
-        except RAGServiceError as error:
+        except Exception as error:  # also what nobody foresaw: without the pause each count would begin anew
             self._again_s[name] = self._clock() + AGAIN_S
-            log.warning("tokens_not_learned: %s: %s", name, error)
+            reason = error if isinstance(error, RAGServiceError) else type(error).__name__
+            log.warning("tokens_not_learned: %s: %s", name, reason)
 
     async def _tokens_of(self, model: str, digest: str, window_tokens: int) -> _Learned:
         body = {"model": model, "verbose": True}

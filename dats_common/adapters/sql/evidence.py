@@ -89,17 +89,19 @@ class SqlEvidence:
 
     async def find(self, answer_id: str, principal: Principal, *, actor: str) -> KeptAnswer:
         async with self._database.reading(principal.tenant_id) as connection:
-            # Before the answer: one that is dropped in between must not look as if it stood on nothing.
-            sources = await connection.execute(
-                _judged().where(answer_sources.c.answer_id == answer_id).order_by(answer_sources.c.position)
-            )
-            found = await connection.execute(
-                select(answers).where(answers.c.answer_id == answer_id, answers.c.tenant_id == principal.tenant_id)
-            )
-            row = found.one_or_none()
+            mine = select(answers).where(answers.c.answer_id == answer_id, answers.c.tenant_id == principal.tenant_id)
+            # In this order: an answer and its sources come with one commit, so who sees it sees them.
+            row = (await connection.execute(mine)).one_or_none()
             if row is None or not _is_for(row, principal, actor=actor):
                 raise NotFound(f"there is no answer {answer_id!r}")
-            return _kept(row, sources.all())
+            judged = await connection.execute(
+                _judged().where(answer_sources.c.answer_id == answer_id).order_by(answer_sources.c.position)
+            )
+            sources = judged.all()
+            # They go together too: one that was dropped in between must not look as if it stood on nothing.
+            if not sources and (await connection.execute(mine)).one_or_none() is None:
+                raise NotFound(f"there is no answer {answer_id!r}")
+            return _kept(row, sources)
 
     async def recall(
         self, keys: Sequence[ArtifactKey] | None = None, *, cascade_id: str | None = None, limit: int = 500

@@ -77,7 +77,7 @@ class CrossEncoderScorer:
                         found[position].append(score)
         except TimeoutError:
             trouble = f"the cross-encoder was not done within {self._timeout_s} s"
-        except RuntimeError as error:  # torch's errors, and the closed executor's
+        except Exception as error:  # torch's and the tokenizer's have no common base; an answer must not end by them
             trouble = f"the cross-encoder failed: {type(error).__name__}"
         best = [_best(scores, of=len(pair.sources)) for pair, scores in zip(pairs, found, strict=True)]
         if not trouble and None in best:

@@ -55,6 +55,9 @@ async def open_late(
         except ConfigurationError as error:
             late.reason = str(error)
             report(error)
+        except Exception as error:  # libraries have errors of their own, and nobody else would ever hear of this one
+            late.reason = f"it could not be opened: {type(error).__name__}"
+            report(ConfigurationError(late.reason))
         finally:
             late.scorer = None
 
