@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from dats_common.domain.facts import MONTHS, NEGATOR, NUMBER, names, unknown_names, unknown_numbers
 from dats_common.domain.sentences import sentences
@@ -52,13 +52,21 @@ def answerability(question: str, sources: Sequence[Source]) -> float:
     and for 85 % of those that were written to look answerable: for these it is a hint, not a test.
     """
     asked = frozenset(terms(question))
-    cut = [(source.text, sentences(source.text)) for source in sources]
-    single = [text[start:end] for text, spans in cut for start, end in spans]
+    single: list[_Place] = []
+    pairs: list[_Place] = []
+    for source in sources:
+        spans = sentences(source.text)
+        found = [asked.intersection(terms(source.text[start:end])) for start, end in spans]
+        single += [_Place(len(has), source.text[start:end]) for has, (start, end) in zip(found, spans, strict=True)]
+        pairs += [
+            _Place(len(found[at] | found[at + 1]), source.text[one.start : two.end])
+            for at, (one, two) in enumerate(pairwise(spans))
+        ]
     if not asked or not single:
         return 0.0
-    pairs = [text[one.start : two.end] for text, spans in cut for one, two in pairwise(spans)]
-    _, nearest = _best(asked, single)
-    matched, place = _best(asked, single + pairs)
+    nearest = max(single, key=_Place.matches).text
+    best = max(single + pairs, key=_Place.matches)
+    matched, place = best.matched, best.text
     context = "\n".join(source.text for source in sources)
     unknown = len(unknown_numbers(question, context)) + len(unknown_names(question, context))
     score = max(source.similarity for source in sources) + MATCH_WEIGHT * matched / (matched + HALF_MATCHED_TERMS)
@@ -71,9 +79,14 @@ def answerability(question: str, sources: Sequence[Source]) -> float:
     return min(1.0, max(0.0, score / (1 + MATCH_WEIGHT)))
 
 
-def _best(asked: frozenset[str], texts: Sequence[str]) -> tuple[int, str]:
-    """The first text with the most of the terms, and how many."""
-    return max(((len(asked.intersection(terms(text))), text) for text in texts), key=lambda each: each[0])
+class _Place(NamedTuple):
+    """One sentence or two, and how many of the question's terms stand there."""
+
+    matched: int
+    text: str
+
+    def matches(self) -> int:
+        return self.matched
 
 
 # --------------------------------------------------------------------------------------------------------- answer types

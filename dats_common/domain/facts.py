@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from dats_common.domain.sparse import STOP_WORDS
 
@@ -124,12 +125,19 @@ def _scaled(value: str, power: int) -> str:
 
 def unknown_numbers(text: str, context: str) -> list[str]:
     """Numbers of `text` that `context` does not have, or has only with another unit, as they are written."""
+    said = [number for number in _numbers(text) if number.said.lower() not in _AMBIGUOUS]
+    known = _known_numbers(context) if said else {}
+    return [number.said for number in said if not _has(number, known, context)]
+
+
+@lru_cache(maxsize=16)  # The statements of an answer are held against the same few contexts.
+def _known_numbers(context: str) -> Mapping[str, set[str]]:
+    """The units that each number is said with."""
     known: dict[str, set[str]] = {}
     for number in _numbers(context):
         for value in (number.value, number.unscaled):
             known.setdefault(value, set()).add(number.unit)
-    said = [number for number in _numbers(text) if number.said.lower() not in _AMBIGUOUS]
-    return [number.said for number in said if not _has(number, known, context)]
+    return known
 
 
 def _has(number: _Number, known: Mapping[str, set[str]], context: str) -> bool:

@@ -70,6 +70,8 @@ def _is_seen(char: str) -> bool:
 
 
 def _defuse_prompt_signs(text: str) -> str:
+    if text.isascii() and "<" not in text and "[" not in text:
+        return text  # Every sign begins with one of them; beyond ASCII others read as these.
     folded, origins = _fold_with_origins(text)
     chars = list(text)
     for sign in _PROMPT_SIGNS.finditer(folded):

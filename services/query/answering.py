@@ -237,6 +237,7 @@ class AnswerEngine:
         self.scorer = scorer
         self._judge_for = judge_for
         self._look_every_s = look_every_s
+        self._counted_rules: dict[tuple[str, CountBasis], int] = {}
 
     async def answer(self, ask: Ask) -> Answer:
         """A whole answer; where a source falls meanwhile it is written again from what stands.
@@ -323,8 +324,8 @@ class AnswerEngine:
         source_tokens = [self._counter.count(f"{show_source(source)}\n\n", model=model) for source in sources]
         ours, *history, asked = build_messages(ask.text, sources=(), history=ask.history)
         history_tokens = [self._counter.count(each.content, model=model) for each in history]
-        frame_tokens = [self._counter.count(message.content, model=model) for message in (ours, asked)]
-        fixed_tokens = sum(frame_tokens) + basis.prompt_tokens
+        asked_tokens = self._counter.count(asked.content, model=model)
+        fixed_tokens = self._rules_tokens(ours.content, model=model, basis=basis) + asked_tokens + basis.prompt_tokens
         allocation = allocate(
             fixed_tokens=basis.at_most(fixed_tokens),
             history_tokens=[basis.at_most(tokens + basis.conversation_tokens(1)) for tokens in history_tokens],
@@ -356,6 +357,12 @@ class AnswerEngine:
             basis=basis,
             context_tokens=context_tokens,
         )
+
+    def _rules_tokens(self, text: str, *, model: str, basis: CountBasis) -> int:
+        """Of the service's own words, which are the same in every prompt."""
+        if (model, basis) not in self._counted_rules:
+            self._counted_rules = {(model, basis): self._counter.count(text, model=model)}
+        return self._counted_rules[model, basis]
 
     def _stands(self, prompt: _Prompt, principal: Principal) -> Callable[[], Awaitable[bool]]:
         refs = [hit.passage.ref for hit in prompt.hits]

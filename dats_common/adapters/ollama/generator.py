@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,9 @@ from dats_common.adapters.ollama.wire import (
 from dats_common.domain.prompt import Message, rating_messages
 from dats_common.errors import LLMConnectionError, LLMTimeoutError, RAGServiceError
 from dats_common.records import Assignment, Drafted
+
+_END_S = 0.2
+"""Longest wait for the end of a stream whose last line has come: a server sends both together."""
 
 KNOWN_S = 5.0
 """A model that was there is believed to be there so long: one look-up for a burst of requests, not one for each."""
@@ -185,6 +188,10 @@ class OllamaGenerator:
                 if line.content:
                     yield line.content
                 if ended := line.ended:
+                    # Read to its end, which comes at once, the connection serves the next chat too.
+                    with suppress(TimeoutError, RAGServiceError):
+                        async with asyncio.timeout(_END_S):
+                            await anext(lines, None)
                     break
         if ended is None:
             raise LLMConnectionError("the model server ended before the answer did")
