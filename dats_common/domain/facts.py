@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from dats_common.domain.sparse import STOP_WORDS
 
@@ -199,23 +200,37 @@ def unknown_names(text: str, context: str) -> list[str]:
     said = names(text)
     if not said:
         return []
-    pieces = {part.casefold() for _, token in _tokens(context) for part in (token, *_WORD.findall(token))}
-    pieces.update(MONTHS[int(month) - 1] for month in _ISO_DATE.findall(context) if 1 <= int(month) <= len(MONTHS))
-    by_stem: dict[str, set[str]] = {}
-    for piece in pieces:
-        by_stem.setdefault(piece[:_LEAST_NAME_STEM], set()).add(piece)
-    spelt, initials = _spelt(context), _initials(context) + _initials(text)  # A sentence may explain its own acronym.
+    known = _known_names(context)
+    initials = known.initials + _initials(text)  # A sentence may explain its own acronym.
 
     def is_known(name: str) -> bool:
         folded = name.casefold()
-        forms = by_stem.get(folded[:_LEAST_NAME_STEM], ())
+        forms = known.by_stem.get(folded[:_LEAST_NAME_STEM], ())
         return (
-            _spelt(name) in spelt
+            _spelt(name) in known.spelt
             or any(folded == form or _are_forms(folded, form) for form in forms)
             or _is_spelt_by(name, initials)
         )
 
     return [name for name in said if not is_known(name)]
+
+
+class _KnownNames(NamedTuple):
+    """The forms that a context has by how they begin, all of its letters in a row, and its words' first ones."""
+
+    by_stem: Mapping[str, set[str]]
+    spelt: str
+    initials: str
+
+
+@lru_cache(maxsize=16)  # As for numbers.
+def _known_names(context: str) -> _KnownNames:
+    pieces = {part.casefold() for _, token in _tokens(context) for part in (token, *_WORD.findall(token))}
+    pieces.update(MONTHS[int(month) - 1] for month in _ISO_DATE.findall(context) if 1 <= int(month) <= len(MONTHS))
+    by_stem: dict[str, set[str]] = {}
+    for piece in pieces:
+        by_stem.setdefault(piece[:_LEAST_NAME_STEM], set()).add(piece)
+    return _KnownNames(by_stem, _spelt(context), _initials(context))
 
 
 def _initials(text: str) -> str:

@@ -246,14 +246,17 @@ class AnswerEngine:
             LedgerUnavailable, IndexUnavailable, EncoderUnavailable.
         """
         for _ in range(_ATTEMPTS):
-            async with aclosing(self.happenings(ask, answer_id=new_answer_id())) as happenings:
+            async with aclosing(self.happenings(ask, answer_id=new_answer_id(), shown=False)) as happenings:
                 async for happening in happenings:
                     if isinstance(happening, Answer):
                         return happening
         raise ContextError(f"sources were withdrawn while the answer was written, {_ATTEMPTS} times")
 
-    async def happenings(self, ask: Ask, *, answer_id: str) -> AsyncGenerator[Happening]:
+    async def happenings(self, ask: Ask, *, answer_id: str, shown: bool = True) -> AsyncGenerator[Happening]:
         """An answer as it is made. The last one is an `Answer`, or `Withdrawn`. Closing it early stops the model.
+
+        Args:
+            shown: whether somebody reads along; if not, nothing comes between the sources and the end.
 
         Raises: as `answer`.
         """
@@ -269,17 +272,20 @@ class AnswerEngine:
         if not prompt.hits:
             raise ContextError("no source fits the model's window beside rules, question and conversation")
         yield Found(answer_id, model, prompt.hits)
-        draft = _Draft(prompt, stands=self._stands(prompt, ask.principal), look_every_s=self._look_every_s)
+        draft = _Draft(
+            prompt,
+            stands=self._stands(prompt, ask.principal),
+            look_every_s=self._look_every_s,
+            shown=shown and not ask.strict,  # which sentences stay in a strict one is known only at the end
+        )
         async with aclosing(generator.generate(prompt.assignment)) as pieces:
             async for piece in pieces:
-                for shown in await draft.take(piece):
-                    if not ask.strict:  # which sentences stay is known only at the end
-                        yield shown
+                for each in await draft.take(piece):
+                    yield each
                 if draft.fell:
                     break
-        for shown in draft.rest():
-            if not ask.strict:
-                yield shown
+        for each in draft.rest():
+            yield each
         if not draft.fell and not draft.text.strip():
             raise LLMConnectionError("the model wrote nothing")
         self._require_whole(prompt, draft)
@@ -508,10 +514,13 @@ class AnswerEngine:
 class _Draft:
     """What the model has written so far, and how much of it may be shown."""
 
-    def __init__(self, prompt: _Prompt, *, stands: Callable[[], Awaitable[bool]], look_every_s: float) -> None:
+    def __init__(
+        self, prompt: _Prompt, *, stands: Callable[[], Awaitable[bool]], look_every_s: float, shown: bool
+    ) -> None:
         self._prompt = prompt
         self._stands = stands
         self._look_every_s = look_every_s
+        self._is_shown = shown
         self._markers = MarkerStream(prompt.issued)
         self._raw: list[str] = []
         self._looked_s = time.monotonic()
@@ -532,11 +541,11 @@ class _Draft:
         if time.monotonic() - self._looked_s >= self._look_every_s:
             self.fell = not await self._stands()
             self._looked_s = time.monotonic()
-        return [] if self.fell else self._shown(self._markers.feed(piece))
+        return self._shown(self._markers.feed(piece)) if self._is_shown and not self.fell else []
 
     def rest(self) -> list[str | Cited]:
         """What was held back as a possible marker."""
-        return [] if self.fell else self._shown(self._markers.finish())
+        return self._shown(self._markers.finish()) if self._is_shown and not self.fell else []
 
     def _shown(self, text: str) -> list[str | Cited]:
         new = [Cited(self._prompt.hit_of(source_id)) for source_id in self._markers.new_citations()]
