@@ -108,6 +108,7 @@ class ScriptedOllama:
         models: the entries of `/api/tags`; a chat with another model is answered 404.
         respond: from the messages of a chat to the text of its answer.
         count_tokens: from the messages to the `prompt_eval_count`; fewer than were sent tells of a cut prompt.
+        at_once: the whole answer comes in one piece.
         rating: the text that answers a chat with a `format`, if that does not ask for a verdict.
         verdict: the text that answers one that does.
         model_info: what `/api/show` says of every model; None: this server has no such call.
@@ -124,6 +125,7 @@ class ScriptedOllama:
         self.models: list[dict[str, Any]] = [{"name": f"{MODEL}:latest", "model": f"{MODEL}:latest"}]
         self.respond: Callable[[list[dict[str, Any]]], str] = lambda messages: f"You asked {messages[-1]['content']}"
         self.count_tokens: Callable[[list[dict[str, Any]]], int] = _quarter_of_characters
+        self.at_once = False
         self.rating = '{"score": 80}'
         self.verdict = '{"supported": true}'
         self.model_info: dict[str, Any] | None = None
@@ -218,7 +220,7 @@ class ScriptedOllama:
         if not body["messages"]:
             return _document({**piece(""), "done": True, "done_reason": "load"})
         text = self._structured(body["format"]) if "format" in body else self.respond(body["messages"])
-        pieces = re.findall(r"\S+\s*|\s+", text)
+        pieces = [text] if self.at_once else re.findall(r"\S+\s*|\s+", text)
         return said(*pieces, prompt_tokens=self.count_tokens(body["messages"]), response_tokens=len(pieces))
 
     def _structured(self, schema: Any) -> str:

@@ -62,11 +62,16 @@ class PromptSource:
     section: str | None = None
 
 
-@lru_cache(maxsize=128)  # Shown for the count, the prompt and the rating: to neutralise is what an answer costs most.
+@lru_cache(maxsize=1024)
+def _neutral(text: str) -> str:
+    """Of a source, shown for the count, the prompt and the rating, and to others who ask: it costs an answer most."""
+    return neutralise(text)
+
+
 def show_source(source: PromptSource) -> str:
     """A source between its delimiters; nothing in it can look like a delimiter or a citation."""
-    name = neutralise(source.document_name)[:_HEADING_MAX_CHARS].replace("\n", " ")
-    section = neutralise(source.section or _NOT_KNOWN)[:_HEADING_MAX_CHARS].replace("\n", " ")
+    name = _neutral(source.document_name)[:_HEADING_MAX_CHARS].replace("\n", " ")
+    section = _neutral(source.section or _NOT_KNOWN)[:_HEADING_MAX_CHARS].replace("\n", " ")
     page = _NOT_KNOWN if source.page_number is None else source.page_number
     return "\n".join(
         [
@@ -75,7 +80,7 @@ def show_source(source: PromptSource) -> str:
             f"Document: {name}",
             f"Page: {page}, Section: {section}",
             "---",
-            neutralise(source.text),
+            _neutral(source.text),
             "---",
             f"<<<end of source {source.alias}>>>",
         ]

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from dats_common.domain.access import Principal
 from dats_common.domain.answerability import answerability
@@ -237,7 +238,8 @@ class AnswerEngine:
         self.scorer = scorer
         self._judge_for = judge_for
         self._look_every_s = look_every_s
-        self._counted_rules: dict[tuple[str, CountBasis], int] = {}
+        # Rules and sources come again; a better basis counts anew.
+        self._counted = lru_cache(maxsize=1024)(lambda text, model, basis: counter.count(text, model=model))
 
     async def answer(self, ask: Ask) -> Answer:
         """A whole answer; where a source falls meanwhile it is written again from what stands.
@@ -327,11 +329,11 @@ class AnswerEngine:
         basis = self._counter.basis(model)
         sources = [_prompt_source(alias, hit) for alias, hit in enumerate(hits, start=1)]
         # Each part once: counting is what costs here, and tokens do not reach across the lines between the parts.
-        source_tokens = [self._counter.count(f"{show_source(source)}\n\n", model=model) for source in sources]
+        source_tokens = [self._counted(f"{show_source(source)}\n\n", model, basis) for source in sources]
         ours, *history, asked = build_messages(ask.text, sources=(), history=ask.history)
         history_tokens = [self._counter.count(each.content, model=model) for each in history]
         asked_tokens = self._counter.count(asked.content, model=model)
-        fixed_tokens = self._rules_tokens(ours.content, model=model, basis=basis) + asked_tokens + basis.prompt_tokens
+        fixed_tokens = self._counted(ours.content, model, basis) + asked_tokens + basis.prompt_tokens
         allocation = allocate(
             fixed_tokens=basis.at_most(fixed_tokens),
             history_tokens=[basis.at_most(tokens + basis.conversation_tokens(1)) for tokens in history_tokens],
@@ -363,12 +365,6 @@ class AnswerEngine:
             basis=basis,
             context_tokens=context_tokens,
         )
-
-    def _rules_tokens(self, text: str, *, model: str, basis: CountBasis) -> int:
-        """Of the service's own words, which are the same in every prompt."""
-        if (model, basis) not in self._counted_rules:
-            self._counted_rules = {(model, basis): self._counter.count(text, model=model)}
-        return self._counted_rules[model, basis]
 
     def _stands(self, prompt: _Prompt, principal: Principal) -> Callable[[], Awaitable[bool]]:
         refs = [hit.passage.ref for hit in prompt.hits]

@@ -76,6 +76,7 @@ async def answers(*, quick: bool) -> list[Figure]:
     chunks, count = (2_000, 100) if quick else (20_000, 400)
     async with open_scripted_ollama() as ollama:
         ollama.respond = _quote
+        ollama.at_once = True  # To read a real model's tokens takes no time of its own: it goes on while it writes.
         figures = await _measure(Servers(), ollama, chunks=chunks, count=count)
         try:
             async with open_servers() as servers:
