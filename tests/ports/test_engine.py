@@ -139,7 +139,7 @@ async def test_payload_indexes_are_there_before_the_first_point_and_after_a_rest
                 host="127.0.0.1", grpc_port=port, prefer_grpc=True, check_compatibility=False, timeout=20
             )
             try:
-                await QdrantIndex(client, "c").prepare(FINGERPRINT)
+                await QdrantIndex(client, "c", timeout_s=10).prepare(FINGERPRINT)
                 schema = (await client.get_collection("c")).payload_schema
             finally:
                 await client.close()

@@ -14,6 +14,7 @@ import uuid
 import warnings
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,13 +37,26 @@ SPARSE = frozenset({"sparse"})
 @contextlib.asynccontextmanager
 async def oracle() -> AsyncIterator[QdrantIndex]:
     """Qdrant's client in its local mode: another implementation of the same semantics, by the same people."""
-    from qdrant_client import AsyncQdrantClient
+    from qdrant_client import AsyncQdrantClient, grpc
+    from qdrant_client.conversions.conversion import GrpcToRest, RestToGrpc
 
-    client = AsyncQdrantClient(":memory:")
+    class LocalPoints:
+        """What the wire would carry: local mode has none."""
+
+        async def QueryBatch(self, batch: Any, timeout: float) -> Any:  # noqa: N802
+            requests = [GrpcToRest.convert_query_points(query) for query in batch.query_points]
+            answers = await client.query_batch_points(batch.collection_name, requests)
+            points = ([RestToGrpc.convert_scored_point(point) for point in answer.points] for answer in answers)
+            return grpc.QueryBatchResponse(result=[grpc.BatchResult(result=each) for each in points])
+
+    class LocalClient(AsyncQdrantClient):
+        grpc_points = LocalPoints()
+
+    client = LocalClient(":memory:")
     with warnings.catch_warnings():
         # Local mode says that payload indexes have no effect in it; here nobody expects one.
         warnings.filterwarnings("ignore", message="Payload indexes have no effect", category=UserWarning)
-        yield QdrantIndex(client, "test")
+        yield QdrantIndex(client, "test", timeout_s=10)
     await client.close()
 
 
