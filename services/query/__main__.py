@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dats_common.errors import ConfigurationError, DatsError
 from dats_common.settings import Settings, load_settings
 from dats_common.telemetry.logs import configure_logs, log
-from services.event_loop import new_event_loop
 from services.lifeline import follow_parent
+from services.runtime import new_event_loop, spare_the_collector
 
 EXIT_CONFIGURATION = 78  # EX_CONFIG of sysexits.h
 EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE
@@ -73,6 +73,7 @@ async def _serve(settings: Settings) -> None:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: None)
             log("query").info("serving", host=settings.server.host, port=settings.server.port)
+            spare_the_collector()
             await uvicorn.Server(config).serve(sockets=[listener])
     log("query").info("stopped")
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from dats_common.errors import ConfigurationError, DatsError
 from dats_common.settings import Settings, load_settings
 from dats_common.telemetry.logs import configure_logs, log
-from services.event_loop import new_event_loop
 from services.lifeline import follow_parent
+from services.runtime import new_event_loop, spare_the_collector
 
 if TYPE_CHECKING:
     from services.writer.wiring import WriterPorts
@@ -53,6 +53,7 @@ async def consume(settings: Settings, ports: AbstractAsyncContextManager[WriterP
     with suppress(asyncio.CancelledError):
         async with ports as opened, open_writer(settings, opened) as writer:
             _on_signals(stop.set)
+            spare_the_collector()
             log("writer").info(
                 "consuming", writer_id=writer.writer_id, model=writer.encoder.model, backend=writer.encoder.backend
             )
