@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dats_common.adapters.encoder_openvino.graph import build_minilm
+from dats_common.adapters.encoder_openvino.spans import WordSpans
 from dats_common.adapters.encoder_openvino.weights import Precision, installed_weights
 from dats_common.errors import ConfigurationError, EncoderUnavailable
 
@@ -75,6 +76,7 @@ class OpenVinoEncoder:
         """
         self.backend = backend
         self._tokenizer = tokenizer
+        self._spans = WordSpans(lambda text: tuple(tokenizer.encode(text, add_special_tokens=False).offsets))
         self._timeout_s = timeout_s
         self._idle = deque(requests)
         self._executor = executor
@@ -98,8 +100,7 @@ class OpenVinoEncoder:
 
     def token_spans(self, text: str) -> list[tuple[int, int]]:
         """See `ports.Encoder`."""
-        encoding = self._tokenizer.encode(_encodable(text), add_special_tokens=False)
-        return list(encoding.offsets)
+        return self._spans.of(_encodable(text))
 
     async def close(self) -> None:
         """Wait for the texts that run now and end the threads; the others fail."""

@@ -122,11 +122,8 @@ class SqlLedger:
 
     async def _claim(self, limit: int) -> list[OutboxEvent]:
         """Take the oldest unsent events for a while: a lease, so that no transaction stays open while publishing."""
-        async with self._database.reading() as connection:
-            now = await self._database.now(connection)
-            waiting = select(outbox.c.id).where(outbox.c.sent_at.is_(None), outbox.c.claimed_until < now).limit(1)
-            if (await connection.execute(waiting)).one_or_none() is None:
-                return []  # the common case must not take SQLite's write lock
+        if self._database.is_sqlite and not await self._has_unsent():
+            return []  # the common case must not take the write lock
         async with self._database.writing() as connection:
             now = await self._database.now(connection)
             # A CTE, so that it runs once: as a subquery a plan may run it for each row, and take more than `limit`.
@@ -148,6 +145,12 @@ class SqlLedger:
                 (OutboxEvent(row.id, row.event_id, row.routing_key, row.body) for row in rows),
                 key=lambda event: event.row_id,
             )
+
+    async def _has_unsent(self) -> bool:
+        async with self._database.reading() as connection:
+            now = await self._database.now(connection)
+            waiting = select(outbox.c.id).where(outbox.c.sent_at.is_(None), outbox.c.claimed_until < now).limit(1)
+            return (await connection.execute(waiting)).one_or_none() is not None
 
     async def _release(self, sent: Sequence[int], unsent: Sequence[int]) -> None:
         if not sent and not unsent:

@@ -6,7 +6,20 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
 
-from sqlalchemy import Select, case, func, select, text, tuple_
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    ColumnElement,
+    Integer,
+    Select,
+    and_,
+    bindparam,
+    case,
+    func,
+    select,
+    text,
+    tuple_,
+)
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from dats_common.adapters.sql.engine import Database
@@ -39,36 +52,63 @@ _MOST_CHUNKS = 2**20  # Of a generation: more than a document of 1 MB has charac
 _FRESH_US = round(HEARTBEAT_STALE_S * 1e6)
 
 
+def _passages(are_named: ColumnElement[bool]) -> Select[Any]:
+    """Text and metadata of chunks while they are live, in one statement, so that the two cannot disagree."""
+    return (
+        select(
+            artifacts.c.tenant_id,
+            artifacts.c.artifact_id,
+            artifacts.c.version,
+            chunks.c.chunk_index,
+            chunks.c.chunk_text,
+            chunks.c.token_count,
+            *DOCUMENT_FIELDS,
+        )
+        .join(documents, documents.c.generation == artifacts.c.live_generation)
+        .join(chunks, chunks.c.generation == artifacts.c.live_generation)
+        .where(are_named, not_covered_by_a_wildcard())
+    )
+
+
+_NAMED = (
+    func.unnest(bindparam("generations", type_=ARRAY(BigInteger)), bindparam("indexes", type_=ARRAY(Integer)))
+    .table_valued("generation", "chunk_index", name="named")
+    .render_derived()
+)
+# Built once, because every query asks one of them. Each chunk is a lookup by index: of lists PostgreSQL would scan all
+# documents until statistics are there, but two arrays are a relation, which it joins.
+_PASSAGES_BY_DIALECT = {
+    "postgresql": _passages(
+        and_(chunks.c.generation == _NAMED.c.generation, chunks.c.chunk_index == _NAMED.c.chunk_index)
+    ),
+    "sqlite": _passages(
+        and_(
+            artifacts.c.live_generation.in_(bindparam("generations", expanding=True)),
+            chunks.c.chunk_index.in_(bindparam("indexes", expanding=True)),
+            # The two lists above find rows by index, every index of every generation; this keeps the pairs.
+            (chunks.c.generation * _MOST_CHUNKS + chunks.c.chunk_index).in_(bindparam("pairs", expanding=True)),
+        )
+    ),
+}
+
+
+def _named(connection: AsyncConnection, refs: Sequence[ChunkRef]) -> dict[str, list[int]]:
+    generations, indexes = [ref.generation for ref in refs], [ref.chunk_index for ref in refs]
+    if connection.dialect.name != "sqlite":
+        return {"generations": generations, "indexes": indexes}
+    pairs = [ref.generation * _MOST_CHUNKS + ref.chunk_index for ref in refs]
+    return {"generations": sorted(set(generations)), "indexes": sorted(set(indexes)), "pairs": pairs}
+
+
 async def read_passages(database: Database, refs: Sequence[ChunkRef], principal: Principal) -> GuardedRead:
-    """Q2. One statement per slice decides liveness and hands out the text, so that the two cannot disagree."""
+    """Q2. What decides liveness hands out the text."""
     wanted = {(ref.generation, ref.chunk_index): ref for ref in refs}
     passages: dict[ChunkRef, Passage] = {}
     missing: set[ArtifactKey] = set()
     async with database.reading(principal.tenant_id) as connection:
+        statement = _PASSAGES_BY_DIALECT[connection.dialect.name]
         for part in slices(list(wanted.values())):
-            rows = await connection.execute(
-                select(
-                    artifacts.c.tenant_id,
-                    artifacts.c.artifact_id,
-                    artifacts.c.version,
-                    chunks.c.chunk_index,
-                    chunks.c.chunk_text,
-                    chunks.c.token_count,
-                    *DOCUMENT_FIELDS,
-                )
-                .join(documents, documents.c.generation == artifacts.c.live_generation)
-                .join(chunks, chunks.c.generation == artifacts.c.live_generation)
-                .where(
-                    artifacts.c.live_generation.in_({ref.generation for ref in part}),
-                    chunks.c.chunk_index.in_({ref.chunk_index for ref in part}),
-                    # The two lists above find rows by index, every index of every generation; this keeps the pairs.
-                    (chunks.c.generation * _MOST_CHUNKS + chunks.c.chunk_index).in_(
-                        [ref.generation * _MOST_CHUNKS + ref.chunk_index for ref in part]
-                    ),
-                    not_covered_by_a_wildcard(),
-                )
-            )
-            for row in rows:
+            for row in await connection.execute(statement, _named(connection, part)):
                 ref = wanted.get((row.generation, row.chunk_index))
                 metadata = metadata_of(row)
                 if ref is not None and ref.key == key_of(row) and _visible(principal, ref.key, metadata):
