@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import lru_cache
 
@@ -92,7 +92,8 @@ class Validated:
     """SHA-256 hex of content and metadata: two events with one hash would index the same points."""
 
     def __post_init__(self) -> None:
-        metadata = json.dumps(asdict(self.metadata), sort_keys=True, ensure_ascii=True)
+        said = {each.name: getattr(self.metadata, each.name) for each in fields(self.metadata)}
+        metadata = json.dumps(said, sort_keys=True, ensure_ascii=True)
         digest = hashlib.sha256(f"{metadata}\0{self.content}".encode()).hexdigest()
         object.__setattr__(self, "content_hash", digest)  # once: it is asked for at every step
 

@@ -66,15 +66,18 @@ def build_postgres_engine(
         connect_args={"timeout": timeout_s, "command_timeout": timeout_s, "server_settings": settings},
         **({"poolclass": NullPool} if pool_size is None else {"pool_size": pool_size, "pool_timeout": timeout_s}),
     )
-    event.listen(engine.sync_engine, "checkout", _refuse_closed)
+    event.listen(engine.sync_engine, "checkout", _replace_if_lost)
     return engine
 
 
-def _refuse_closed(connection: AdaptedConnection, *_: object) -> None:
-    """Have the pool open new connections once the server has closed one. The driver has read that already: asking the
-    server before each transaction, as a pool's own check does, costs three round trips."""
-    if connection.driver_connection.is_closed():
-        raise InvalidatePoolError
+def _replace_if_lost(connection: AdaptedConnection, *_: object) -> None:
+    """Have the pool open new connections where this one is lost. One round trip; a pool's own check takes three."""
+    from asyncpg import InterfaceError, PostgresError
+
+    try:
+        connection.run_async(lambda driver: driver.execute("SELECT"))
+    except (InterfaceError, PostgresError, OSError) as error:
+        raise InvalidatePoolError from error
 
 
 def build_sqlite_engine(connect: Callable[[], Awaitable[Connection]], *, pool_size: int) -> AsyncEngine:

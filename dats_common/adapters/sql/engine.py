@@ -20,6 +20,8 @@ from dats_common.adapters.sql.schema import newest_version, upgrade, version_of
 from dats_common.domain.model import ArtifactKey
 from dats_common.errors import ConfigurationError, LedgerUnavailable
 
+_SERVER_CLOCK = text("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
+
 
 def unix_microseconds() -> int:
     """The machine's clock as an ORD."""
@@ -101,8 +103,7 @@ class Database:
         """The ledger's clock as an ORD."""
         if self.is_sqlite:
             return self.clock()
-        row = await connection.execute(text("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"))
-        return int(row.scalar_one())
+        return int((await connection.execute(_SERVER_CLOCK)).scalar_one())
 
 
 def _brief(error: Exception) -> str:

@@ -146,16 +146,17 @@ async def _replaced(
     return frozenset(found)
 
 
+_LIVE = select(artifacts.c.tenant_id, artifacts.c.artifact_id, artifacts.c.live_generation).where(
+    artifacts.c.live_generation.in_(bindparam("generations", expanding=True)), not_covered_by_a_wildcard()
+)
+
+
 async def live_refs(database: Database, refs: Sequence[ChunkRef], principal: Principal) -> frozenset[ChunkRef]:
     """Q3: the last look before anything leaves."""
     live: set[tuple[ArtifactKey, int]] = set()
     async with database.reading(principal.tenant_id) as connection:
         for part in slices(sorted({ref.generation for ref in refs})):
-            rows = await connection.execute(
-                select(artifacts.c.tenant_id, artifacts.c.artifact_id, artifacts.c.live_generation).where(
-                    artifacts.c.live_generation.in_(part), not_covered_by_a_wildcard()
-                )
-            )
+            rows = await connection.execute(_LIVE, {"generations": part})
             live |= {(key_of(row), row.live_generation) for row in rows}
     return frozenset(ref for ref in refs if (ref.key, ref.generation) in live)
 

@@ -40,12 +40,14 @@ class Access:
 
 AS_WRITER = Access()
 
+_ACT_FOR = text("SELECT set_config('dats.tenant_id', :tenant_id, true)")
+
 _HOW = 'docs/security.md, "PostgreSQL", has the statements'
 
 
 async def act_for(connection: AsyncConnection, tenant_id: str) -> None:
     """What the policies call the transaction's tenant, until the transaction ends."""
-    await connection.execute(text("SELECT set_config('dats.tenant_id', :tenant_id, true)"), {"tenant_id": tenant_id})
+    await connection.execute(_ACT_FOR, {"tenant_id": tenant_id})
 
 
 async def require_membership(login: AsyncConnection, access: Access) -> None:

@@ -156,17 +156,23 @@ def not_covered_by_a_wildcard() -> ColumnElement[bool]:
     return ~missed.correlate(artifacts).exists()
 
 
-async def lock_states(connection: AsyncConnection, keys: Sequence[ArtifactKey]) -> dict[ArtifactKey, ArtifactState]:
-    """Lock the artifacts' rows, in key order so that no two transactions wait for each other, and read them.
-
-    PostgreSQL reads a locked row again after waiting; the wildcards come in a second statement for the same reason.
-    """
-    states: dict[ArtifactKey, ArtifactState] = {}
+async def make_rows(connection: AsyncConnection, keys: Sequence[ArtifactKey]) -> None:
+    """A row for each artifact that has none, in the order in which `lock_states` locks. They stay for ever."""
     for part in slices(sorted(keys)):
         await connection.execute(
             insert_new(artifacts, connection),
             [{"tenant_id": key.tenant_id, "artifact_id": key.artifact_id} for key in part],
         )
+
+
+async def lock_states(connection: AsyncConnection, keys: Sequence[ArtifactKey]) -> dict[ArtifactKey, ArtifactState]:
+    """Lock the rows of artifacts that have one, in key order so that no two transactions wait for each other, and read
+    them.
+
+    PostgreSQL reads a locked row again after waiting; the wildcards come in a second statement for the same reason.
+    """
+    states: dict[ArtifactKey, ArtifactState] = {}
+    for part in slices(sorted(keys)):
         rows = await connection.execute(
             select(artifacts)
             .where(is_any_of(connection, artifacts, part))
@@ -208,9 +214,12 @@ async def wait_for_wildcards(connection: AsyncConnection, artifact_ids: Sequence
         )
 
 
+_WILDCARDS = select(wildcards).where(wildcards.c.artifact_id.in_(bindparam("artifact_ids", expanding=True)))
+
+
 async def wildcard_tombstones(connection: AsyncConnection, artifact_ids: Sequence[str]) -> dict[str, Tombstone]:
     """Taints without tenant that cover these ids."""
-    rows = await connection.execute(select(wildcards).where(wildcards.c.artifact_id.in_(artifact_ids)))
+    rows = await connection.execute(_WILDCARDS, {"artifact_ids": artifact_ids})
     return {row.artifact_id: tombstone_of(row) for row in rows}
 
 

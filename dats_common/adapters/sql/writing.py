@@ -17,6 +17,7 @@ from dats_common.adapters.sql.rows import (
     is_any_of,
     key_of,
     lock_states,
+    make_rows,
     put_in_quarantine,
     slices,
     wait_for_wildcards,
@@ -52,11 +53,12 @@ async def take_over(database: Database) -> int:
         return epoch
 
 
+_EPOCH = select(writer_epoch.c.epoch).where(writer_epoch.c.id == 1).with_for_update(read=True)
+
+
 async def require_epoch(connection: AsyncConnection, epoch: int) -> None:
     """Hold the epoch until the end of the transaction. Raises: Fenced: it is over."""
-    current = await connection.execute(
-        select(writer_epoch.c.epoch).where(writer_epoch.c.id == 1).with_for_update(read=True)
-    )
+    current = await connection.execute(_EPOCH)
     if current.scalar_one_or_none() != epoch:
         raise Fenced(f"epoch {epoch} is over: another writer has become active")
 
@@ -69,6 +71,7 @@ async def admit_events(database: Database, events: Sequence[Validated], *, epoch
     async with database.writing() as connection:
         await require_epoch(connection, epoch)
         await wait_for_wildcards(connection, [event.key.artifact_id for event in events])
+        await make_rows(connection, keys)
         states = await lock_states(connection, keys)
         known = await _known_receipts(connection, events)
         ambiguous = await _never_placed(connection, events)
@@ -213,6 +216,20 @@ async def _allocate(
     return [replace(item, generation=generations.get(item.event.key)) for item in judged]
 
 
+_PENDING_OF = pending.c.generation.in_(bindparam("generations", expanding=True))
+_HOLD_PENDING = select(pending.c.generation).where(_PENDING_OF).with_for_update(read=True)
+_TAKE_PENDING = delete(pending).where(_PENDING_OF).returning(pending.c.generation)
+_MEASURE = (
+    update(documents)
+    .where(documents.c.generation == bindparam("b_generation"))
+    .values(
+        chunk_count=bindparam("b_chunks"),
+        token_count=bindparam("b_tokens"),
+        embedding_model=bindparam("b_model"),
+    )
+)
+
+
 async def write_chunk_rows(
     database: Database, written: Mapping[Generation, Sequence[Chunk]], *, embedding_model: str
 ) -> None:
@@ -222,11 +239,7 @@ async def write_chunk_rows(
     the document by which it finds what is left of a generation.
     """
     async with database.writing() as connection:
-        held = await connection.execute(
-            select(pending.c.generation)
-            .where(pending.c.generation.in_([generation.number for generation in written]))
-            .with_for_update(read=True)
-        )
+        held = await connection.execute(_HOLD_PENDING, {"generations": [generation.number for generation in written]})
         still_pending = set(held.scalars())
         written = {generation: cut for generation, cut in written.items() if generation.number in still_pending}
         if not written:
@@ -240,18 +253,13 @@ async def write_chunk_rows(
         for part in slices(rows):
             await connection.execute(insert_new(chunks, connection), part)
         await connection.execute(
-            update(documents)
-            .where(documents.c.generation == bindparam("b_generation"))
-            .values(
-                chunk_count=bindparam("b_chunks"),
-                token_count=bindparam("b_tokens"),
-                embedding_model=embedding_model,
-            ),
+            _MEASURE,
             [
                 {
                     "b_generation": generation.number,
                     "b_chunks": len(cut),
                     "b_tokens": sum(chunk.token_count for chunk in cut),
+                    "b_model": embedding_model,
                 }
                 for generation, cut in written.items()
             ],
@@ -300,9 +308,7 @@ async def flip_generations(database: Database, admissions: Sequence[Admission], 
     async with database.writing() as connection:
         await require_epoch(connection, epoch)
         states = await lock_states(connection, [item.event.key for item in admissions])
-        taken = await connection.execute(
-            delete(pending).where(pending.c.generation.in_(generations)).returning(pending.c.generation)
-        )
+        taken = await connection.execute(_TAKE_PENDING, {"generations": generations})
         had_pending = set(taken.scalars())
         now = await database.now(connection)
         verdicts = []
@@ -328,16 +334,26 @@ def _generation(item: Admission) -> Generation:
     return item.generation
 
 
+_MAKE_LIVE = (
+    update(artifacts)
+    .where(artifacts.c.tenant_id == bindparam("b_tenant"), artifacts.c.artifact_id == bindparam("b_artifact"))
+    .values(
+        live_generation=bindparam("b_generation"),
+        version=bindparam("b_version"),
+        version_own_clock=bindparam("b_own"),
+        content_hash=bindparam("b_hash"),
+    )
+)
+_CHUNK_COUNTS = (
+    select(chunks.c.generation, func.count().label("chunk_count"))
+    .where(chunks.c.generation.in_(bindparam("generations", expanding=True)))
+    .group_by(chunks.c.generation)
+)
+
+
 async def _make_live(connection: AsyncConnection, live: Sequence[Admission], *, now: int) -> None:
     await connection.execute(
-        update(artifacts)
-        .where(artifacts.c.tenant_id == bindparam("b_tenant"), artifacts.c.artifact_id == bindparam("b_artifact"))
-        .values(
-            live_generation=bindparam("b_generation"),
-            version=bindparam("b_version"),
-            version_own_clock=bindparam("b_own"),
-            content_hash=bindparam("b_hash"),
-        ),
+        _MAKE_LIVE,
         [
             {
                 "b_tenant": item.event.key.tenant_id,
@@ -351,11 +367,7 @@ async def _make_live(connection: AsyncConnection, live: Sequence[Admission], *, 
         ],
     )
     await _resolve_quarantine(connection, live, now=now)
-    rows = await connection.execute(
-        select(chunks.c.generation, func.count().label("chunk_count"))
-        .where(chunks.c.generation.in_([_generation(item).number for item in live]))
-        .group_by(chunks.c.generation)
-    )
+    rows = await connection.execute(_CHUNK_COUNTS, {"generations": [_generation(item).number for item in live]})
     counts = {row.generation: row.chunk_count for row in rows}
     announced = [
         _completed(
@@ -371,22 +383,28 @@ async def _make_live(connection: AsyncConnection, live: Sequence[Admission], *, 
     await enqueue(connection, announced, now=now)
 
 
+_RESOLVE = (
+    update(quarantine)
+    .where(
+        quarantine.c.tenant_id == bindparam("b_tenant"),
+        quarantine.c.artifact_id == bindparam("b_artifact"),
+        quarantine.c.version <= bindparam("b_version"),
+        quarantine.c.resolved_at.is_(None),
+    )
+    .values(resolved_at=bindparam("b_now"))
+)
+
+
 async def _resolve_quarantine(connection: AsyncConnection, live: Sequence[Admission], *, now: int) -> None:
     """What is live from now on answers the question that older quarantined versions had left open."""
     await connection.execute(
-        update(quarantine)
-        .where(
-            quarantine.c.tenant_id == bindparam("b_tenant"),
-            quarantine.c.artifact_id == bindparam("b_artifact"),
-            quarantine.c.version <= bindparam("b_version"),
-            quarantine.c.resolved_at.is_(None),
-        )
-        .values(resolved_at=now),
+        _RESOLVE,
         [
             {
                 "b_tenant": item.event.key.tenant_id,
                 "b_artifact": item.event.key.artifact_id,
                 "b_version": item.place.ord,
+                "b_now": now,
             }
             for item in live
         ],
