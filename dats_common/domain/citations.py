@@ -395,6 +395,13 @@ class _MarkdownCode:
 
 _MARKER = ""  # Stands for the last visible character where that is a marker's end.
 _WORD_REST = re.compile(r"[A-Za-z0-9_]+")
+_PLAIN = re.compile(
+    r"(?: ?(?:[g-rt-zG-RT-Z_][A-Za-z0-9_]*"
+    r"|[0-9a-fA-F]{1,35}+(?=[ !-,./;-@G-`g-~\n])[A-Za-z0-9_]*"
+    r"|[sS](?=[ -NP-np-~\n])[A-Za-z0-9_]*"
+    r"|[!-/:;<=?@\\^{|}]))++"
+)
+"""Words and signs in which no marker begins: each word is followed, where that matters, by what ends a beginning."""
 _ID_CHARS = frozenset(" 0123456789abcdef:-")
 _OPENS_LINK = frozenset("([:")
 _BRACKETS = frozenset("[]")
@@ -449,6 +456,10 @@ class MarkerStream:
         """Takes in the next piece of the answer and returns what may leave now."""
         position = 0
         while position < len(piece):
+            if self._is_settled() and (plain := _PLAIN.match(piece, position)):
+                self._let_pass(plain.group())
+                position = plain.end()
+                continue
             char = piece[position]
             self._push(char, fold(char))
             position += 1
@@ -487,6 +498,17 @@ class MarkerStream:
             self._held = _Candidate(char, folded, leads=_ID_LEADS, in_code=False)
         else:
             self._text(char)
+
+    def _is_settled(self) -> bool:
+        """What was read decides nothing about what comes: a stretch without markers may leave as it is."""
+        return not (self._held or self._dropping or self._gap) and self._previous != _MARKER
+
+    def _let_pass(self, plain: str) -> None:
+        """`_text` for a stretch at once."""
+        self._emit(self._space)
+        self._emit(plain)
+        self._previous, self._space = plain[-1], ""
+        self._code.step(plain[-1])
 
     def _is_within_word(self, char: str) -> bool:
         """The character has just left as part of a word: nothing begins before that ends, so it can leave at once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -35,6 +36,21 @@ FRAGMENTS = [
 answers = st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join) | st.text(
     alphabet="[]12sid: `\nS-=.a", max_size=60
 )
+
+
+WORDS = [
+    "dead beef",
+    "Sound data. ",
+    "cafe-babe:",
+    "source of",
+    "so [1]",
+    "a_b[2] ",
+    "x = ",
+    "0-9",
+    OURS[:30],
+    " \u2011f",
+    "f\u200b1 ",
+]
 
 
 def folded(text: str) -> str:
@@ -204,6 +220,18 @@ def test_a_stream_says_the_same_however_it_is_cut(answer: str, data: st.DataObje
     cited += stream.new_citations()
     assert Resolved(left, stream.source_ids, stream.spans, stream.refused) == resolve(answer, ISSUED)
     assert tuple(cited) == stream.source_ids
+
+
+@given(st.lists(answers | st.sampled_from(WORDS), max_size=8).map("".join), st.integers(0, 200))
+def test_what_may_pass_as_a_stretch_leaves_as_it_would_sign_by_sign(answer: str, cut: int) -> None:
+    def read() -> tuple[Resolved, str, str]:
+        stream = MarkerStream(ISSUED)
+        left = stream.feed(answer[:cut]) + stream.feed(answer[cut:]) + stream.finish()
+        return Resolved(left, stream.source_ids, stream.spans, stream.refused), left, defuse_markers(answer)
+
+    with mock.patch("dats_common.domain.citations._PLAIN", re.compile("(?!)")):
+        sign_by_sign = read()
+    assert read() == sign_by_sign
 
 
 def test_text_leaves_at_once_and_only_a_possible_marker_waits() -> None:
