@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple, Protocol
 
 from dats_common.domain.facts import MONTHS, NEGATOR, NUMBER, names, unknown_names, unknown_numbers
-from dats_common.domain.sentences import sentences
+from dats_common.domain.passages import read_passage
 from dats_common.domain.sparse import terms
 
 Expected = Literal["number", "time", "name"]
@@ -55,12 +55,12 @@ def answerability(question: str, sources: Sequence[Source]) -> float:
     single: list[_Place] = []
     pairs: list[_Place] = []
     for source in sources:
-        spans = sentences(source.text)
-        found = [asked.intersection(terms(source.text[start:end])) for start, end in spans]
-        single += [_Place(len(has), source.text[start:end]) for has, (start, end) in zip(found, spans, strict=True)]
+        passage = read_passage(source.text)
+        found = [asked & sentence.terms for sentence in passage.sentences]
+        single += [_Place(len(has), each.text) for has, each in zip(found, passage.sentences, strict=True)]
         pairs += [
             _Place(len(found[at] | found[at + 1]), source.text[one.start : two.end])
-            for at, (one, two) in enumerate(pairwise(spans))
+            for at, (one, two) in enumerate(pairwise(passage.spans))
         ]
     if not asked or not single:
         return 0.0

@@ -9,25 +9,20 @@ can only take support away. Neither is heard where a guard has failed.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Literal
 
 from dats_common.domain.facts import NEGATOR, unknown_names, unknown_numbers
-from dats_common.domain.sentences import sentences
-from dats_common.domain.sparse import STOP_WORDS, terms
+from dats_common.domain.passages import Passage, Reading, read_passage, read_sentence
+from dats_common.domain.sparse import terms
 
 Guard = Literal["number", "name", "negation"]
 
 SUPPORTED_FROM = 0.6
 """Source: the best mean of the balanced accuracies on two public sets of judged claims, .77; from .55 to .65 it changes
 by less than .01. Short replies alone ask for .65, scientific claims, which rephrase more, for .5."""
-
-WINDOW_SENTENCES = 3
-"""Source: as `SUPPORTED_FROM`. One sentence is too narrow for claims that sum up; whole sources make any claim look
-supported once there are several."""
 
 SIMILARITY_WEIGHT = 0.2
 """Source: as `SUPPORTED_FROM`, with the cosine of all-MiniLM-L6-v2: alone it ranks worse than shared words on both
@@ -93,9 +88,10 @@ class Support:
 def judge(sentence: str, sources: Sequence[str], *, similarity: float | None = None) -> Support:
     """Whether `sources` support `sentence`.
 
-    The score is the share of its words, and of its terms, that stand within `WINDOW_SENTENCES` sentences of one source
-    (the mean of the two shares: small words tell a quotation from a list of the same terms), blended with `similarity`
-    where there is one, less a penalty for each failed guard. A sentence without words is not supported.
+    The score is the share of its words, and of its terms, that stand within a few sentences of one source
+    (`passages.WINDOW_SENTENCES`; the mean of the two shares: small words tell a quotation from a list of the same
+    terms), blended with `similarity` where there is one, less a penalty for each failed guard. A sentence without words
+    is not supported.
 
     Args:
         sentence: without citation markers, whose numbers would be taken for its own.
@@ -103,34 +99,30 @@ def judge(sentence: str, sources: Sequence[str], *, similarity: float | None = N
         similarity: of the sentence to the source sentence nearest in meaning, in [0, 1]: a cosine of their vectors or a
             cross-encoder's score.
     """
-    return _support(_compare(_read(sentence), [_Passage.of(source) for source in sources]), similarity=similarity)
+    return _support(
+        _compare(read_sentence(sentence), [read_passage(source) for source in sources]), similarity=similarity
+    )
 
 
 class Grounding:
     """Judges the sentences of one answer. Sources and sentences are read once, however often opinions change."""
 
     def __init__(self) -> None:
-        self._passages: dict[str, _Passage] = {}
         self._compared: dict[Pair, _Compared] = {}
 
     def support(self, pair: Pair, opinions: Opinions) -> Support:
         """Whether the pair's sources support its sentence, by our own reading (`judge`) and all opinions there are."""
         found = self._compared.get(pair)
         if found is None:
-            passages = [self._passage(source) for source in pair.sources]
-            found = self._compared[pair] = _compare(_read(pair.sentence), passages)
+            passages = [read_passage(source) for source in pair.sources]
+            found = self._compared[pair] = _compare(read_sentence(pair.sentence), passages)
         support = _support(found, similarity=opinions.similarities.get(pair))
         return replace(support, upheld=opinions.upheld(pair))
-
-    def _passage(self, source: str) -> _Passage:
-        if source not in self._passages:
-            self._passages[source] = _Passage.of(source)
-        return self._passages[source]
 
 
 def shared_words(pair: Pair) -> float:
     """The score that `judge` begins with, in [0, 1]: words alone, without guards."""
-    return _closest(_read(pair.sentence), [_Passage.of(source) for source in pair.sources])
+    return _closest(read_sentence(pair.sentence), [read_passage(source) for source in pair.sources])
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +133,7 @@ class _Compared:
     guards: tuple[Guard, ...]
 
 
-def _compare(said: _Reading, passages: Sequence[_Passage]) -> _Compared:
+def _compare(said: Reading, passages: Sequence[Passage]) -> _Compared:
     return _Compared(_closest(said, passages), tuple(_failed(said, passages)))
 
 
@@ -152,11 +144,11 @@ def _support(found: _Compared, *, similarity: float | None) -> Support:
     return Support(max(0.0, score - GUARD_PENALTY * len(found.guards)), found.guards)
 
 
-def _closest(said: _Reading, passages: Sequence[_Passage]) -> float:
+def _closest(said: Reading, passages: Sequence[Passage]) -> float:
     return max((_share(said, window) for passage in passages for window in passage.windows), default=0.0)
 
 
-def _failed(said: _Reading, passages: Sequence[_Passage]) -> Iterator[Guard]:
+def _failed(said: Reading, passages: Sequence[Passage]) -> Iterator[Guard]:
     context = "\n".join(passage.text for passage in passages)
     if unknown_numbers(said.text, context):
         yield "number"
@@ -169,49 +161,7 @@ def _failed(said: _Reading, passages: Sequence[_Passage]) -> Iterator[Guard]:
 # ---------------------------------------------------------------------------------------------------------------- words
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """A sentence and its words: terms are stemmed and carry meaning, `words` are these and the small ones."""
-
-    text: str
-    terms: frozenset[str]
-    words: frozenset[str]
-
-
-_WORD = re.compile(r"\w+")
-
-
-def _read(text: str) -> _Reading:
-    found = frozenset(terms(text))
-    small = {word for word in _WORD.findall(text.lower()) if word in STOP_WORDS}
-    return _Reading(text, found, found | small)
-
-
-@dataclass(frozen=True, slots=True)
-class _Passage:
-    """A source, its sentences, and every few of them that stand together."""
-
-    text: str
-    sentences: tuple[_Reading, ...]
-    windows: tuple[_Reading, ...]
-
-    @classmethod
-    def of(cls, source: str) -> _Passage:
-        found = tuple(_read(source[start:end]) for start, end in sentences(source))
-        return cls(source, found, tuple(_windows(found)))
-
-
-def _windows(passage: Sequence[_Reading]) -> Iterator[_Reading]:
-    for first in range(max(1, len(passage) - WINDOW_SENTENCES + 1)):
-        window = passage[first : first + WINDOW_SENTENCES]
-        yield _Reading(
-            "",
-            frozenset().union(*(each.terms for each in window)),
-            frozenset().union(*(each.words for each in window)),
-        )
-
-
-def _share(said: _Reading, source: _Reading) -> float:
+def _share(said: Reading, source: Reading) -> float:
     if not said.words:
         return 0.0
     of_words = len(said.words & source.words) / len(said.words)
@@ -221,7 +171,7 @@ def _share(said: _Reading, source: _Reading) -> float:
 # ------------------------------------------------------------------------------------------------------------- negation
 
 
-def _is_flipped(said: _Reading, source_sentences: Sequence[_Reading]) -> bool:
+def _is_flipped(said: Reading, source_sentences: Sequence[Reading]) -> bool:
     """Whether the sentence denies what its nearest source sentences say without denial, or the other way round."""
     shared = [len(said.terms & each.terms) for each in source_sentences]
     most = max(shared, default=0)

@@ -66,15 +66,20 @@ def without_duplicates(chunks: Iterable[R], *, above: float) -> list[R]:
     kept: list[tuple[R, frozenset[str]]] = []
     for chunk in chunks:
         words = frozenset(chunk.text.lower().split())
-        if all(jaccard(words, others) <= above for _, others in kept):
+        if not any(_may_exceed(words, others, above) and jaccard(words, others) > above for _, others in kept):
             kept.append((chunk, words))
     return [chunk for chunk, _ in kept]
 
 
+def _may_exceed(one: frozenset[str], other: frozenset[str], above: float) -> bool:
+    """Sets of very different size cannot share that much."""
+    return min(len(one), len(other)) > above * max(len(one), len(other))
+
+
 def jaccard(one: frozenset[str], other: frozenset[str]) -> float:
     """Shared words as a part of all words; 0 where there are none."""
-    union = len(one | other)
-    return len(one & other) / union if union else 0.0
+    shared = len(one & other)
+    return shared / (len(one) + len(other) - shared) if shared else 0.0
 
 
 def limit_per_document(chunks: Iterable[R], *, most: int) -> list[R]:
