@@ -201,7 +201,7 @@ def unknown_names(text: str, context: str) -> list[str]:
     if not said:
         return []
     known = _known_names(context)
-    initials = known.initials + _initials(text)  # A sentence may explain its own acronym.
+    initials = known.initials + _initials(_tokens(text))  # A sentence may explain its own acronym.
 
     def is_known(name: str) -> bool:
         folded = name.casefold()
@@ -225,17 +225,18 @@ class _KnownNames(NamedTuple):
 
 @lru_cache(maxsize=16)  # As for numbers.
 def _known_names(context: str) -> _KnownNames:
-    pieces = {part.casefold() for _, token in _tokens(context) for part in (token, *_WORD.findall(token))}
+    tokens = _tokens(context)
+    pieces = {part.casefold() for _, token in tokens for part in (token, *_WORD.findall(token))}
     pieces.update(MONTHS[int(month) - 1] for month in _ISO_DATE.findall(context) if 1 <= int(month) <= len(MONTHS))
     by_stem: dict[str, set[str]] = {}
     for piece in pieces:
         by_stem.setdefault(piece[:_LEAST_NAME_STEM], set()).add(piece)
-    return _KnownNames(by_stem, _spelt(context), _initials(context))
+    return _KnownNames(by_stem, _spelt(context), _initials(tokens))
 
 
-def _initials(text: str) -> str:
+def _initials(tokens: Sequence[tuple[int, str]]) -> str:
     """First letters of the words in order, capitals kept."""
-    return "".join(token[0] for _, token in _tokens(text)) + " "
+    return "".join(token[0] for _, token in tokens) + " "
 
 
 def _is_spelt_by(name: str, initials: str) -> bool:

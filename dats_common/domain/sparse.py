@@ -69,8 +69,13 @@ def encode_document(text: str) -> SparseVector:
 
 def encode_query(text: str) -> SparseVector:
     """A query's terms, each with weight 1: the dot product with a document is then its BM25 score."""
-    indices = tuple(sorted({index for word in _words(text) for index in _ids_of(word)}))
+    indices = tuple(sorted(term_ids(text)))
     return SparseVector(indices, (1.0,) * len(indices))
+
+
+def term_ids(text: str) -> set[int]:
+    """The ids of a text's terms: the indices of its vectors, as a query and as a document."""
+    return {index for word in set(_words(text)) for index in _ids_of(word)}
 
 
 def terms(text: str) -> Iterator[str]:

@@ -206,15 +206,13 @@ class QueryEngine:
         return _Asked(dense, terms, legs, question.where)
 
     async def _read_best(self, candidates: Sequence[Candidate], asked: _Asked, *, wanted: int) -> _Ranking:
-        """Q2: the best candidates that pass the guard and are relevant, read a few at a time: text is the costly part,
-        and of a hundred candidates ten are shown."""
+        """Q2: the best candidates that pass the guard and are relevant. Text is the costly part, and of a hundred
+        candidates ten are shown: the others are read only where too few of the first are left."""
         ordered = sorted(candidates, key=self._order)
         hits: list[Hit] = []
         dropped = 0
         replaced: set[ChunkRef] = set()
-        step = 2 * wanted
-        for start in range(0, len(ordered), step):
-            part = ordered[start : start + step]
+        for part in filter(None, (ordered[: 2 * wanted], ordered[2 * wanted :])):
             read = await self._ledger.read([item.ref for item in part], asked.where.principal)
             for item in part:
                 passage = read.passages.get(item.ref)
@@ -244,7 +242,7 @@ class QueryEngine:
             return True
         # Only what the cut on similarity would drop is worth reading again for its terms.
         return asked.terms is not None and holds_the_terms(
-            query_terms=asked.terms.indices, chunk_terms=sparse.encode_document(passage.text).indices
+            query_terms=asked.terms.indices, chunk_terms=sparse.term_ids(passage.text)
         )
 
     def _fit(self, hits: Sequence[Hit], budget_tokens: int) -> tuple[tuple[Hit, ...], Context]:

@@ -9,8 +9,9 @@ first test also catches versions whose place was moved, by a repeated approval, 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import groupby
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, Table, and_, bindparam, delete, insert, not_, or_, select, tuple_, update
@@ -225,27 +226,39 @@ async def _hold(connection: AsyncConnection, keys: Sequence[ArtifactKey]) -> Non
     """
     if connection.dialect.name == "sqlite":
         return
-    for part in slices(keys):
-        statement = select(artifacts.c.artifact_id).where(is_any_of(connection, artifacts, part))
-        await connection.execute(statement.order_by(*lock_order(connection)).with_for_update(read=True))
+    for named in _by_tenant(keys):
+        await connection.execute(_HOLD, named)
 
 
 async def _shown_now(connection: AsyncConnection, keys: Sequence[ArtifactKey]) -> dict[ArtifactKey, Any]:
     """What these artifacts show, for each one that can be seen."""
     shown: dict[ArtifactKey, Any] = {}
-    for part in slices(keys):
-        rows = await connection.execute(
-            select(
-                artifacts.c.tenant_id,
-                artifacts.c.artifact_id,
-                artifacts.c.live_generation,
-                artifacts.c.version,
-                artifacts.c.version_own_clock,
-                not_covered_by_a_wildcard().label("stands"),
-            ).where(is_any_of(connection, artifacts, part))
-        )
-        shown |= {key_of(row): row for row in rows}
+    for named in _by_tenant(keys):
+        shown |= {key_of(row): row for row in await connection.execute(_SHOWN, named)}
     return shown
+
+
+def _by_tenant(keys: Sequence[ArtifactKey]) -> Iterator[dict[str, Any]]:
+    """The keys, sorted, as `_NAMED` takes them: a part for each tenant."""
+    for tenant_id, share in groupby(sorted(keys), key=lambda key: key.tenant_id):
+        for part in slices([key.artifact_id for key in share]):
+            yield {"tenant_id": tenant_id, "artifact_ids": part}
+
+
+# Built once, because every answer asks them.
+_NAMED = and_(
+    artifacts.c.tenant_id == bindparam("tenant_id"),
+    artifacts.c.artifact_id.in_(bindparam("artifact_ids", expanding=True)),
+)
+_HOLD = select(artifacts.c.artifact_id).where(_NAMED).order_by(*lock_order("postgresql")).with_for_update(read=True)
+_SHOWN = select(
+    artifacts.c.tenant_id,
+    artifacts.c.artifact_id,
+    artifacts.c.live_generation,
+    artifacts.c.version,
+    artifacts.c.version_own_clock,
+    not_covered_by_a_wildcard().label("stands"),
+).where(_NAMED)
 
 
 def _is_live(ref: ChunkRef, shown: Any | None) -> bool:

@@ -78,10 +78,11 @@ def metadata_columns(metadata: SourceMetadata) -> dict[str, Any]:
     return {**plain, "scope": metadata.scope.value, "tags": list(metadata.tags)}
 
 
-def metadata_of(row: Any) -> SourceMetadata:
-    """The producer's metadata of a document row."""
-    plain = {name: getattr(row, name) for name in _PLAIN_FIELDS}
-    return SourceMetadata(**plain, scope=Scope(row.scope), tags=tuple(row.tags))
+def metadata_of(row: Sequence[Any]) -> SourceMetadata:
+    """The producer's metadata of a row that ends with `DOCUMENT_FIELDS`, by place: by name it takes four times as long,
+    and a query reads a hundred rows."""
+    *plain, scope, tags = row[-len(_PLAIN_FIELDS) - 2 :]
+    return SourceMetadata(**dict(zip(_PLAIN_FIELDS, plain, strict=True)), scope=Scope(scope), tags=tuple(tags))
 
 
 def key_of(row: Any) -> ArtifactKey:
@@ -118,12 +119,12 @@ def _lists(table: Table, keys: Sequence[ArtifactKey]) -> list[ColumnElement[bool
     return [and_(table.c.artifact_id == one, table.c.tenant_id.in_(many)) for one, many in tenants_of.items()]
 
 
-def lock_order(connection: AsyncConnection) -> list[ColumnElement[str]]:
+def lock_order(dialect: str) -> list[ColumnElement[str]]:
     """Artifact keys by their bytes, as Python sorts them: another collation would order within a slice otherwise than
     between slices, and two transactions could wait for each other. (SQLite has one writer and sorts by bytes.)
     """
     columns: list[ColumnElement[str]] = [artifacts.c.tenant_id, artifacts.c.artifact_id]
-    return columns if connection.dialect.name == "sqlite" else [collate(column, "C") for column in columns]
+    return columns if dialect == "sqlite" else [collate(column, "C") for column in columns]
 
 
 def tombstone_of(row: Any) -> Tombstone:
@@ -176,7 +177,7 @@ async def lock_states(connection: AsyncConnection, keys: Sequence[ArtifactKey]) 
         rows = await connection.execute(
             select(artifacts)
             .where(is_any_of(connection, artifacts, part))
-            .order_by(*lock_order(connection))
+            .order_by(*lock_order(connection.dialect.name))
             .with_for_update()
         )
         found = {key_of(row): row for row in rows}

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from dats_common.adapters.sql.engine import Database
 from dats_common.adapters.sql.identity import record, taint_entry
 from dats_common.adapters.sql.rows import (
+    DOCUMENT_FIELDS,
     covers,
     enqueue,
     insert,
@@ -84,8 +85,9 @@ async def _lock(connection: AsyncConnection, tenant_id: str | None, artifact_ids
     """
     locked: list[Row[Any]] = []
     for keys in slices(await _keys_to_lock(connection, tenant_id, artifact_ids)):
-        statement = select(artifacts).where(is_any_of(connection, artifacts, keys))
-        locked += (await connection.execute(statement.order_by(*lock_order(connection)).with_for_update())).all()
+        in_order = lock_order(connection.dialect.name)
+        statement = select(artifacts).where(is_any_of(connection, artifacts, keys)).order_by(*in_order)
+        locked += (await connection.execute(statement.with_for_update())).all()
     return locked
 
 
@@ -204,7 +206,16 @@ async def _count_and_keep(
         removed[row.artifact_id] += row.chunk_count
         if row.version > stone.at:
             within_skew[row.generation] = row.version
-    kept = await connection.execute(select(documents).where(documents.c.generation.in_(within_skew)))
+    kept = await connection.execute(
+        select(
+            documents.c.tenant_id,
+            documents.c.artifact_id,
+            documents.c.body,
+            documents.c.own_clock,
+            documents.c.event_id,
+            *DOCUMENT_FIELDS,
+        ).where(documents.c.generation.in_(within_skew))
+    )
     for row in kept:
         version = within_skew[row.generation]
         event = Validated(key_of(row), row.body, metadata_of(row), EventTime(claimed=version), row.event_id)

@@ -14,7 +14,7 @@ from sqlalchemy import delete, select, update
 
 from dats_common.adapters.memory_bus import MemorySubscription
 from dats_common.adapters.sql.ledger import SqlLedger
-from dats_common.adapters.sql.rows import insert_new, metadata_of
+from dats_common.adapters.sql.rows import DOCUMENT_FIELDS, insert_new, metadata_of
 from dats_common.adapters.sql.tables import artifacts, chunks, documents, outbox, pending, writer_epoch
 from dats_common.contracts.events import build_invalidated
 from dats_common.contracts.topology import EMBEDDING_COMPLETED, EMBEDDING_INVALIDATED
@@ -57,7 +57,12 @@ class NoGuard(SimLedger):
             for ref in refs:
                 row = (
                     await connection.execute(
-                        select(documents, chunks.c.chunk_text, chunks.c.token_count.label("tokens"))
+                        select(
+                            documents.c.version,
+                            chunks.c.chunk_text,
+                            chunks.c.token_count.label("tokens"),
+                            *DOCUMENT_FIELDS,
+                        )
                         .join(chunks, chunks.c.generation == documents.c.generation)
                         .where(documents.c.generation == ref.generation, chunks.c.chunk_index == ref.chunk_index)
                     )
