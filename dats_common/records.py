@@ -78,12 +78,14 @@ class Candidate:
 
     Attributes:
         similarity: cosine to the query's dense vector, clamped to [0, 1]; known for every candidate.
+        sparse_score: what the keyword leg gave it, None where that missed it.
     """
 
     ref: ChunkRef
     similarity: float
     dense_rank: int | None = None
     sparse_rank: int | None = None
+    sparse_score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

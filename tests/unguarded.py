@@ -14,7 +14,7 @@ from typing import Any
 import uvicorn
 
 from dats_common.domain.access import Principal
-from dats_common.domain.fusion import LegWeights
+from dats_common.domain.fusion import FusionRules
 from dats_common.domain.model import ChunkRef
 from dats_common.ports import Index, Ledger
 from dats_common.records import Candidate, GuardedRead, Passage
@@ -72,7 +72,7 @@ async def serve(port: int) -> None:
             ledger=ledger,
             min_similarity=settings.query.min_similarity,
             least_candidates=settings.query.candidates,
-            weights=LegWeights(dense=1.0, sparse=0.5),
+            fusion=FusionRules(),
         )
         app = build_app(
             replace(services, engine=engine),

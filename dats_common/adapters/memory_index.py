@@ -58,6 +58,7 @@ class MemoryIndex:
         _check_dense(dense, dimension=self._prepared().dimension)
         visible = [point for point in self._points.values() if _meets(point, where)]
         by_dense = by_sparse = {}
+        scores: dict[ChunkRef, float] = {}
         if "dense" in legs:
             by_dense = _ranks({point.ref: _cosine(point.dense, dense) for point in visible}, limit=limit)
         if "sparse" in legs and sparse is not None:
@@ -70,6 +71,7 @@ class MemoryIndex:
                 similarity=min(1.0, max(0.0, _cosine(self._points[ref].dense, dense))),
                 dense_rank=by_dense.get(ref),
                 sparse_rank=by_sparse.get(ref),
+                sparse_score=scores[ref] if ref in by_sparse else None,
             )
             for ref in {**by_dense, **by_sparse}
         ]

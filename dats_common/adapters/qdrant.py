@@ -350,12 +350,14 @@ class _Hits:
         """
         dense_ranks = {ref: rank for rank, (ref, _) in enumerate(self.dense[:limit], start=1)}
         sparse_ranks = {ref: rank for rank, (ref, _) in enumerate(self.sparse[:limit], start=1)}
+        sparse_scores = dict(self.sparse[:limit])
         merged = [
             Candidate(
                 ref=ref,
                 similarity=min(1.0, max(0.0, self.cosines[ref])),
                 dense_rank=dense_ranks.get(ref),
                 sparse_rank=sparse_ranks.get(ref),
+                sparse_score=sparse_scores.get(ref),
             )
             for ref in {**dense_ranks, **sparse_ranks}
             if ref in self.cosines

@@ -397,9 +397,9 @@ _MARKER = ""  # Stands for the last visible character where that is a marker's e
 _WORD_REST = re.compile(r"[A-Za-z0-9_]+")
 _PLAIN = re.compile(
     r"(?: ?(?:[g-rt-zG-RT-Z_][A-Za-z0-9_]*"
-    r"|[0-9a-fA-F]{1,35}+(?=[ !-,./;-@G-`g-~\n])[A-Za-z0-9_]*"
+    r"|[0-9a-fA-F]{1,35}(?=[ !-,./;-@G-`g-~\n])[A-Za-z0-9_]*"
     r"|[sS](?=[ -NP-np-~\n])[A-Za-z0-9_]*"
-    r"|[!-/:;<=?@\\^{|}]))++"
+    r"|[!-/:;<=?@\\^{|}]))+"  # Not possessive: before Python 3.11.5 such a repeat skips what looks ahead within it.
 )
 """Words and signs in which no marker begins: each word is followed, where that matters, by what ends a beginning."""
 _ID_CHARS = frozenset(" 0123456789abcdef:-")

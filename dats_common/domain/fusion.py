@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 RRF_K = 60  # Source: Cormack, Clarke, Buettcher, SIGIR 2009: fixed in their pilot, not critical.
 
@@ -11,13 +12,61 @@ LEAST_TERM_COVERAGE = 0.5
 """A chunk below the similarity cut stays if it holds at least this share of the query's distinct terms: an exact
 identifier is relevant whatever its embedding says, one common word of six is not."""
 
+Method = Literal["score", "rrf"]
+
+
+class Found(Protocol):
+    """What the legs say of a chunk; ranks are 1-based, None where a leg missed it."""
+
+    @property
+    def similarity(self) -> float:
+        """Cosine to the query, in [0, 1]; known whichever leg found the chunk."""
+
+    @property
+    def dense_rank(self) -> int | None:
+        """In the dense leg."""
+
+    @property
+    def sparse_rank(self) -> int | None:
+        """In the keyword leg."""
+
+    @property
+    def sparse_score(self) -> float | None:
+        """The keyword leg's own; None where that missed the chunk."""
+
 
 @dataclass(frozen=True, slots=True)
 class LegWeights:
-    """How much a leg's rank counts."""
+    """How much a leg counts."""
 
     dense: float = 1.0
     sparse: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class FusionRules:
+    """How legs become one order.
+
+    Attributes:
+        by_domain: weights for requests whose domain begins so; the longest beginning counts, `weights` if none fits.
+    """
+
+    method: Method = "score"
+    weights: LegWeights = field(default_factory=LegWeights)
+    by_domain: Sequence[tuple[str, LegWeights]] = ()
+
+    def weights_for(self, domain: str | None) -> LegWeights:
+        """Of a request for this domain."""
+        fitting = [each for each in self.by_domain if (domain or "").startswith(each[0])]
+        return max(fitting, key=lambda each: len(each[0]))[1] if fitting else self.weights
+
+
+def fuse(candidates: Sequence[Found], *, rules: FusionRules, domain: str | None) -> list[float]:
+    """A score for each candidate, in their order: what the two legs say together."""
+    weights = rules.weights_for(domain)
+    if rules.method == "rrf":
+        return [rrf(dense_rank=each.dense_rank, sparse_rank=each.sparse_rank, weights=weights) for each in candidates]
+    return by_score(candidates, weights=weights)
 
 
 def rrf(*, dense_rank: int | None, sparse_rank: int | None, weights: LegWeights) -> float:
@@ -32,6 +81,44 @@ def rrf(*, dense_rank: int | None, sparse_rank: int | None, weights: LegWeights)
     if sparse_rank is not None:
         score += weights.sparse / (RRF_K + sparse_rank)
     return score
+
+
+def by_score(candidates: Sequence[Found], *, weights: LegWeights) -> list[float]:
+    """The weighted sum of both legs' scores, each scaled from its leg's last (0) to its first (1).
+
+    A chunk that the dense leg missed counts by its cosine all the same; one that the keyword leg missed has 0 there.
+    Unlike ranks, scores say how far apart two hits are: of a leg that cannot tell, nearly nothing counts.
+    """
+    dense = _Scale.of(each.similarity for each in candidates if each.dense_rank is not None)
+    sparse = _Scale.of(each.sparse_score for each in candidates if each.sparse_score is not None)
+    return [
+        weights.dense * dense.place(each.similarity)
+        + (0.0 if each.sparse_score is None else weights.sparse * sparse.place(each.sparse_score))
+        for each in candidates
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    last: float
+    first: float
+
+    @classmethod
+    def of(cls, scores: Iterable[float]) -> _Scale | _NoScale:
+        known = list(scores)
+        return cls(min(known), max(known)) if known else _NoScale()
+
+    def place(self, score: float) -> float:
+        if self.first == self.last:
+            return float(score >= self.first)
+        return min(1.0, max(0.0, (score - self.last) / (self.first - self.last)))
+
+
+class _NoScale:
+    """Of a leg that was not asked, or found nothing."""
+
+    def place(self, _score: float) -> float:
+        return 0.0
 
 
 def holds_the_terms(*, query_terms: Iterable[int], chunk_terms: Iterable[int]) -> bool:

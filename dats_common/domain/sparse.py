@@ -31,6 +31,8 @@ LONGEST_PART = 40  # Longer runs are encoded data (base64, hex dumps), not words
 _WORD = re.compile(r"[A-Za-z0-9]+(?:[-.][A-Za-z0-9]+)+|\w+")
 _PART = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z0-9]+|[A-Z0-9]+")
 _DIGIT = re.compile(r"[0-9]")
+_IDENTIFIER = re.compile(r"[A-Za-z0-9]_[A-Za-z0-9]|\b[a-z]{2,}[0-9]*[A-Z]")
+"""Names that nobody writes but code: with an underscore, or a capital within (`JavaScript` and `iPhone` are none)."""
 _SEPARATOR = re.compile(r"[-.]")
 _KEPT_WORDS = 100_000  # Whose terms are remembered: the vocabulary of a large corpus, some 20 MB.
 
@@ -76,6 +78,13 @@ def encode_query(text: str) -> SparseVector:
 def term_ids(text: str) -> set[int]:
     """The ids of a text's terms: the indices of its vectors, as a query and as a document."""
     return {index for word in set(_words(text)) for index in _ids_of(word)}
+
+
+def identifier_ids(text: str) -> frozenset[int]:
+    """The ids of the names of code in a text, each as a whole: `get_user_id` and `getUserId` are one, and neither is
+    `get_user_ids`."""
+    named = (word for word in _words(text) if len(word) <= LONGEST_WHOLE and _IDENTIFIER.search(word))
+    return frozenset(_ids_of(word)[0] for word in named if len(_terms_of(word)) > 1)
 
 
 def terms(text: str) -> Iterator[str]:

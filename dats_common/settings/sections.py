@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field_validator, model_validator
 
@@ -169,17 +169,27 @@ class LightRAG(Section):
     chunking: Chunking = Chunking()
 
 
-class Fusion(Section):
-    """Weights of reciprocal rank fusion."""
+class LegWeights(Section):
+    """How much each leg of a hybrid search counts."""
 
-    vector: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = Field(1.0, description="of the vector leg")
-    keyword: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = Field(0.5, description="of the keyword leg")
+    vector: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = Field(0.56, description="of the vector leg")
+    keyword: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = Field(0.44, description="of the keyword leg")
 
     @model_validator(mode="after")
-    def _weighs_something(self) -> Fusion:
+    def _weighs_something(self) -> Self:
         if not self.vector + self.keyword > 0:
             raise ValueError("vector and keyword cannot both be 0")
         return self
+
+
+class Fusion(LegWeights):
+    """How the legs of a hybrid search become one order. Source of the weights: docs/retrieval.md."""
+
+    method: Literal["score", "rrf"] = Field("score", description="what is summed: scaled scores, or reciprocal ranks")
+    domains: dict[str, LegWeights] = Field(
+        {"code": LegWeights(vector=0.92, keyword=0.08)},
+        description="other weights for requests whose domain begins so",
+    )
 
 
 class Reranking(Section):

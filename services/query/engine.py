@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dats_common.domain import sparse
 from dats_common.domain.context import CODE_DOMAIN, Block, Context, assemble
-from dats_common.domain.fusion import LegWeights, holds_the_terms, rrf
+from dats_common.domain.fusion import FusionRules, fuse, holds_the_terms
 from dats_common.domain.model import ChunkRef, SparseVector
 from dats_common.ports import Encoder, Index, Ledger, Leg
 from dats_common.records import Candidate, Passage, SearchFilter
@@ -95,6 +95,7 @@ class _Asked:
 
     dense: npt.NDArray[np.float32]
     terms: SparseVector | None
+    identifiers: frozenset[int]
     legs: frozenset[Leg]
     where: SearchFilter
 
@@ -133,6 +134,27 @@ class _Stopwatch:
         self._since = now
 
 
+_Scored = tuple[Candidate, float]
+
+
+def _named_first(
+    ordered: Sequence[_Scored], passages: Mapping[ChunkRef, Passage], identifiers: frozenset[int]
+) -> list[_Scored]:
+    """What holds more of the names that were asked for comes first: a near twin (`get_user_ids`) has much the same
+    vector and parts, so that no weight of the legs tells them apart."""
+
+    def missing(each: _Scored) -> int:
+        passage = passages.get(each[0].ref)
+        return len(identifiers - sparse.term_ids(passage.text)) if passage else len(identifiers)
+
+    return sorted(ordered, key=missing)
+
+
+def _hit(item: Candidate, passage: Passage, score: float) -> Hit:
+    from_dense, from_sparse = item.dense_rank is not None, item.sparse_rank is not None
+    return Hit(passage, score, item.similarity, from_dense, from_sparse)
+
+
 class QueryEngine:
     """Stateless between questions: replicas may be added and removed at will."""
 
@@ -144,14 +166,14 @@ class QueryEngine:
         ledger: Ledger,
         min_similarity: float,
         least_candidates: int,
-        weights: LegWeights,
+        fusion: FusionRules,
     ) -> None:
         self._encoder = encoder
         self._index = index
         self._ledger = ledger
         self._min_similarity = min_similarity
         self._least_candidates = least_candidates  # fewer would starve fusion
-        self._weights = weights
+        self._fusion = fusion
 
     async def retrieve(self, question: Question) -> Retrieved:
         """Ranked, visible, live passages.
@@ -203,39 +225,43 @@ class QueryEngine:
         dense = (await self._encoder.encode([question.text], kind="query"))[0]
         legs = MODES[question.mode]
         terms = sparse.encode_query(question.text) if "sparse" in legs else None
-        return _Asked(dense, terms, legs, question.where)
+        identifiers: frozenset[int] = sparse.identifier_ids(question.text) if terms else frozenset()
+        return _Asked(dense, terms, identifiers, legs, question.where)
 
     async def _read_best(self, candidates: Sequence[Candidate], asked: _Asked, *, wanted: int) -> _Ranking:
         """Q2: the best candidates that pass the guard and are relevant. Text is the costly part, and of a hundred
-        candidates ten are shown: the others are read only where too few of the first are left."""
-        ordered = sorted(candidates, key=self._order)
+        candidates ten are shown: the others are read only where too few of the first are left, or where one of them
+        may hold a name that was asked for."""
+        ordered = self._ordered(candidates, asked)
+        first = len(ordered) if asked.identifiers else 2 * wanted
         hits: list[Hit] = []
         dropped = 0
         replaced: set[ChunkRef] = set()
-        for part in filter(None, (ordered[: 2 * wanted], ordered[2 * wanted :])):
-            read = await self._ledger.read([item.ref for item in part], asked.where.principal)
-            for item in part:
+        for part in filter(None, (ordered[:first], ordered[first:])):
+            read = await self._ledger.read([item.ref for item, _ in part], asked.where.principal)
+            if asked.identifiers:
+                part = _named_first(part, read.passages, asked.identifiers)
+            for item, score in part:
+                if len(hits) == wanted and part[0] is not ordered[0]:
+                    break  # Of the others what lies behind the last hit says nothing about this answer.
                 passage = read.passages.get(item.ref)
                 if passage is None:
                     dropped += 1
                     if item.ref.key in read.superseded:
                         replaced.add(item.ref)
                 elif len(hits) < wanted and self._is_relevant(item, passage, asked):
-                    hits.append(self._hit(item, passage))
+                    hits.append(_hit(item, passage, score))
             if len(hits) >= wanted:
                 break
         return _Ranking(hits, dropped, frozenset(replaced))
 
-    def _score(self, item: Candidate) -> float:
-        return rrf(dense_rank=item.dense_rank, sparse_rank=item.sparse_rank, weights=self._weights)
-
-    def _order(self, item: Candidate) -> tuple[float, float, str]:
+    def _ordered(self, candidates: Sequence[Candidate], asked: _Asked) -> list[_Scored]:
+        scores = fuse(candidates, rules=self._fusion, domain=asked.where.domain)
         # Ties by similarity, then by source id: never by a generation or a point id, which re-embedding changes.
-        return -self._score(item), -item.similarity, item.ref.source_id
-
-    def _hit(self, item: Candidate, passage: Passage) -> Hit:
-        from_dense, from_sparse = item.dense_rank is not None, item.sparse_rank is not None
-        return Hit(passage, self._score(item), item.similarity, from_dense, from_sparse)
+        return sorted(
+            zip(candidates, scores, strict=True),
+            key=lambda each: (-each[1], -each[0].similarity, each[0].ref.source_id),
+        )
 
     def _is_relevant(self, item: Candidate, passage: Passage, asked: _Asked) -> bool:
         if item.similarity >= self._min_similarity:

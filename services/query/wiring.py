@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from dats_common.contracts.api import SearchMode
 from dats_common.domain.budget import BudgetRules, ModelLimits
-from dats_common.domain.fusion import LegWeights
+from dats_common.domain.fusion import FusionRules, LegWeights
 from dats_common.domain.quality import QualityRules
 from dats_common.errors import ConfigurationError
 from dats_common.maintenance.relay import Relay
@@ -69,7 +69,7 @@ async def open_query_services(settings: Settings) -> AsyncIterator[QueryServices
             ledger=ledger,
             min_similarity=settings.query.min_similarity,
             least_candidates=settings.query.candidates,
-            weights=LegWeights(dense=settings.query.fusion.vector, sparse=settings.query.fusion.keyword),
+            fusion=fusion_rules(settings),
         )
         rules = answer_rules(settings)
         counter = count_as_served(generator, rules, otherwise=build_token_counter(settings, encoder))
@@ -188,6 +188,18 @@ def build_judge(
         return MeasuredScorer(judge, metrics)
 
     return judge_for
+
+
+def fusion_rules(settings: Settings) -> FusionRules:
+    """How the legs of a search become one order."""
+    fusion = settings.query.fusion
+    return FusionRules(
+        method=fusion.method,
+        weights=LegWeights(dense=fusion.vector, sparse=fusion.keyword),
+        by_domain=tuple(
+            (domain, LegWeights(dense=each.vector, sparse=each.keyword)) for domain, each in fusion.domains.items()
+        ),
+    )
 
 
 def answer_rules(settings: Settings) -> AnswerRules:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import os
 import random
 import uuid
@@ -137,6 +138,18 @@ async def test_a_keyword_hit_outside_the_dense_leg_still_tells_its_cosine(index:
     assert found["keyword"].dense_rank is None
     assert found["keyword"].sparse_rank == 1
     assert found["keyword"].similarity == pytest.approx(0.70711, abs=1e-4)
+    assert found["close-0"].sparse_score is None
+
+
+async def test_the_keyword_leg_tells_its_score_and_a_rarer_term_gives_more(index: Index) -> None:
+    common = [point(f"common-{number}", sparse=terms(1)) for number in range(5)]
+    await index.store([*common, point("rare", sparse=terms(2)), point("both", sparse=terms(1, 2))])
+    scores = {c.ref.key.artifact_id: c.sparse_score for c in await search(index, sparse=terms(1, 2), legs=SPARSE)}
+    # BM25's inverse document frequency: 7 chunks, 6 with the one term, 2 with the other.
+    one, other = math.log(1 + 1.5 / 6.5), math.log(1 + 5.5 / 2.5)
+    weight = scores["both"] / (one + other)
+    assert scores["common-0"] == pytest.approx(weight * one, rel=1e-4)
+    assert scores["rare"] == pytest.approx(weight * other, rel=1e-4)
 
 
 async def test_a_chunk_that_both_legs_found_is_one_candidate_with_both_ranks(index: Index) -> None:

@@ -10,12 +10,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
+import asyncpg
 import pytest
 from ledgers import Inbox, Writer, key, live_of, open_as_a_fleet, refs_of, tainted, text_of, validated, version_of
 from sqlalchemy import text
 
 from dats_common.adapters.sql.engine import open_database
-from dats_common.adapters.sql.ledger import open_ledger
+from dats_common.adapters.sql.ledger import SqlLedger, open_ledger
 from dats_common.domain.access import LAPTOP
 from dats_common.domain.model import ArtifactKey, Validated
 from dats_common.domain.taint import FlipVerdict, Verdict
@@ -366,6 +367,31 @@ async def test_lost_connections_are_replaced_without_an_error(postgres_url: str)
         await ledger.ping()
         link.cut()
         await ledger.ping()
+
+
+@pytest.mark.postgres
+async def test_sessions_that_the_server_ends_are_replaced_without_an_error(postgres_url: str) -> None:
+    async with open_database(postgres_url, timeout_s=5.0) as database:
+        ledger = SqlLedger(database)
+        for attempt in range(40):
+            async with database.reading() as connection:
+                session = (await connection.exec_driver_sql("SELECT pg_backend_pid()")).scalar_one()
+            other = await asyncpg.connect(postgres_url)
+            await other.execute("SELECT pg_terminate_backend($1)", session)
+            await other.close()
+            # The driver reads the server's last words at once, or only while it is asked the next thing.
+            await asyncio.sleep(attempt % 4 * 0.0005)
+            await ledger.ping()
+
+
+@pytest.mark.postgres
+async def test_a_transaction_that_was_left_open_is_nobody_s_any_more(postgres_url: str) -> None:
+    async with open_database(postgres_url, timeout_s=5.0) as database:
+        async with database.engine.connect() as connection:
+            driver = (await connection.get_raw_connection()).driver_connection
+            assert driver is not None
+            await driver.execute("BEGIN")
+        await SqlLedger(database).ping()
 
 
 @pytest.mark.postgres

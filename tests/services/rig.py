@@ -23,7 +23,7 @@ from dats_common.adapters.sql.owners import open_owners
 from dats_common.contracts.api import SearchMode
 from dats_common.contracts.topology import ARTIFACT_TAINTED, DEAD_LETTERS_QUEUE, PUBLISHED_QUEUE, TASK_VALIDATED
 from dats_common.domain.budget import BudgetRules, ModelLimits
-from dats_common.domain.fusion import LegWeights
+from dats_common.domain.fusion import FusionRules
 from dats_common.domain.model import ArtifactKey
 from dats_common.domain.quality import QualityRules
 from dats_common.domain.tokens import CountBasis
@@ -392,7 +392,7 @@ class Rig:
             ledger=ledger,
             min_similarity=0.3,
             least_candidates=50,
-            weights=LegWeights(dense=1.0, sparse=0.5),
+            fusion=FusionRules(),
         )
 
     def answers(

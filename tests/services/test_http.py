@@ -370,6 +370,19 @@ async def test_the_outcome_of_an_embed_is_told(rig: Rig) -> None:
         assert shown(await ask(client, query="a report on invoices")) == ["a"]
 
 
+async def test_a_name_of_code_is_found_before_its_near_twins(rig: Rig) -> None:
+    names = [f"{verb}_{noun}_id" for verb in ("get", "set", "load") for noun in ("user", "order", "session", "token")]
+    async with rig.writer(), rig.replica() as client:
+        for name in (*names, *(f"{name}s" for name in names)):
+            rig.validated(name, f"def {name}(value): return the id of the user, order, session or token of {name}")
+        await rig.all_live(*names, *(f"{name}s" for name in names))
+        for name in names:
+            camel = "".join(part.title() for part in name.split("_"))
+            for query in (name, f"where is {name} defined?", camel[0].lower() + camel[1:]):
+                assert shown(await ask(client, query=query))[0] == name
+            assert shown(await ask(client, query=f"{name}s"))[0] == f"{name}s"
+
+
 # -------------------------------------------------------------------------------------------------------------- guard
 
 

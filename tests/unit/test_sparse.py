@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dats_common.domain import sparse
-from dats_common.domain.sparse import encode_document, encode_query, terms
+from dats_common.domain.sparse import encode_document, encode_query, identifier_ids, term_ids, terms
 
 
 def overlap(query: str, document: str) -> float:
@@ -97,3 +97,25 @@ def test_a_line_of_a_million_characters_takes_seconds_at_most(unit):
     started = time.perf_counter()
     encode_document(line)
     assert time.perf_counter() - started < 10
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("where is get_user_id defined", ["get_user_id"]),
+        ("getUserId or get_user_ids?", ["get_user_id", "get_user_ids"]),
+        ("how to use JavaScript on an iPhone with CVE-2024-1234", []),
+        ("_private __init__ plain words", []),
+        ("", []),
+    ],
+)
+def test_names_of_code_are_told_as_wholes(query: str, names: list[str]) -> None:
+    wholes = [identifier_ids(name) for name in names]
+    assert identifier_ids(query) == frozenset().union(*wholes)
+    assert len(identifier_ids(query)) == len(names)
+
+
+def test_a_document_holds_a_name_in_every_spelling_and_not_in_its_plural():
+    (wanted,) = identifier_ids("getUserId")
+    assert wanted in term_ids("def get_user_id(self)")
+    assert wanted not in term_ids("def get_user_ids(self): return user.id")

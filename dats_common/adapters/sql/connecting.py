@@ -72,11 +72,12 @@ def build_postgres_engine(
 
 def _replace_if_lost(connection: AdaptedConnection, *_: object) -> None:
     """Have the pool open new connections where this one is lost. One round trip; a pool's own check takes three."""
-    from asyncpg import InterfaceError, PostgresError
-
     try:
+        if connection.driver_connection.is_in_transaction():
+            raise InvalidatePoolError("somebody's transaction was left open")
         connection.run_async(lambda driver: driver.execute("SELECT"))
-    except (InterfaceError, PostgresError, OSError) as error:
+    except Exception as error:
+        # Of whatever kind: a session that the server has ended can also show as the driver's own confusion.
         raise InvalidatePoolError from error
 
 

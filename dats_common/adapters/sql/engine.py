@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from uuid import uuid4
 
+from asyncpg.exceptions import InternalClientError
 from sqlalchemy import URL, text
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -94,7 +95,7 @@ class Database:
                 yield
         except TimeoutError as error:
             raise LedgerUnavailable(f"the ledger did not answer within {self.timeout_s} s") from error
-        except (OSError, DBAPIError, OperationalError) as error:
+        except (OSError, DBAPIError, OperationalError, InternalClientError) as error:
             raise LedgerUnavailable(f"the ledger is away: {_brief(error)}") from error
         except SQLAlchemyError as error:
             raise LedgerUnavailable(f"the ledger refused: {_brief(error)}") from error

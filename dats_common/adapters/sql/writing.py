@@ -314,7 +314,7 @@ async def flip_generations(database: Database, admissions: Sequence[Admission], 
         verdicts = []
         for item in admissions:
             verdict, reason = flip(
-                states[item.event.key],
+                states.get(item.event.key, ArtifactState()),  # none in a ledger that was put back: nothing is pending
                 item.place,
                 content_hash=item.event.content_hash,
                 pending=_generation(item).number in had_pending,

@@ -21,7 +21,7 @@ from dats_common.adapters.memory_indexer import MemoryIndexer
 from dats_common.contracts.readable import Names
 from dats_common.contracts.topology import ARTIFACT_TAINTED, TAINTS_QUEUE, VALIDATED_QUEUE
 from dats_common.domain.access import Principal
-from dats_common.domain.fusion import LegWeights
+from dats_common.domain.fusion import FusionRules
 from dats_common.domain.model import ArtifactKey, ChunkRef
 from dats_common.domain.settlement import OUTAGE_PAUSE_S
 from dats_common.errors import IndexUnavailable, LedgerUnavailable
@@ -277,7 +277,7 @@ class Stage:
             ledger=ledger,
             min_similarity=0.0,
             least_candidates=50,
-            weights=LegWeights(dense=1.0, sparse=0.5),
+            fusion=FusionRules(),
         )
         where = SearchFilter(Principal(tenant_id=tenant_id))
         answer = await engine.retrieve(Question(words("x"), "hybrid", where, top_k=20, budget_tokens=5000))

@@ -16,7 +16,7 @@ from dats_common.adapters.memory_indexer import MemoryIndexer
 from dats_common.adapters.sql.evidence import SqlEvidence
 from dats_common.contracts.topology import ARTIFACT_TAINTED, EMBEDDING_INVALIDATED, TASK_VALIDATED
 from dats_common.domain.access import Principal
-from dats_common.domain.fusion import LegWeights
+from dats_common.domain.fusion import FusionRules
 from dats_common.domain.model import EventTime, Taint
 from dats_common.errors import Unavailable
 from dats_common.fingerprint import fingerprint
@@ -407,7 +407,7 @@ class Replica:
             ledger=self._ledger,
             min_similarity=0.0,
             least_candidates=_EVERYTHING,
-            weights=LegWeights(dense=1.0, sparse=0.5),
+            fusion=FusionRules(),
         )
 
     async def taint(self, event: Tainted) -> None:
