@@ -376,7 +376,7 @@ async def test_sessions_that_the_server_ends_are_replaced_without_an_error(postg
         for attempt in range(40):
             async with database.reading() as connection:
                 session = (await connection.exec_driver_sql("SELECT pg_backend_pid()")).scalar_one()
-            other = await asyncpg.connect(postgres_url)
+            other = await asyncpg.connect(postgres_url.replace("+asyncpg", ""))
             await other.execute("SELECT pg_terminate_backend($1)", session)
             await other.close()
             # The driver reads the server's last words at once, or only while it is asked the next thing.
