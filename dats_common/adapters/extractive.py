@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
-from dats_common.domain.extractive import Extract, ExtractSource, extract
+from dats_common.domain.extractive import MODEL, Extract, ExtractSource, extract
 from dats_common.domain.prompt import INSUFFICIENT
 from dats_common.records import Assignment, Drafted
-
-MODEL = "extractive"
-"""What answers say of who wrote them."""
 
 
 class ExtractiveGenerator:

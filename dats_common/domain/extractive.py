@@ -12,6 +12,9 @@ from dats_common.domain.citations import defuse_markers
 from dats_common.domain.sentences import sentences
 from dats_common.domain.sparse import terms
 
+MODEL = "extractive"
+"""What answers say of who wrote them."""
+
 # How much each sign counts, where the share of the question's terms counts 1.
 # Source: 800 answerable questions of a public set with the five best of its paragraphs. Alike on both halves of them,
 # and flat: half or twice a weight changes by at most .01 how often the best sentence holds the answer.

@@ -7,13 +7,15 @@ streams: a whole answer is a stream that was waited for.
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from dats_common.domain import extractive
 from dats_common.domain.access import Principal
 from dats_common.domain.answerability import answerability
 from dats_common.domain.budget import BudgetRules, ModelLimits, allocate
@@ -47,6 +49,7 @@ from dats_common.errors import (
     LLMConnectionError,
     ModelNotAllowedError,
     ModelUnavailableError,
+    Unavailable,
 )
 from dats_common.ports import Evidence, Generator, Ledger, Owners, SupportScorer, TokenCounter
 from dats_common.records import AnswerRecord, Assignment, Drafted, Scored, SearchFilter
@@ -268,38 +271,90 @@ class AnswerEngine:
         generator = await self._generator_for(model)
         hits = await self._retrieve(ask)
         if not hits:
-            yield await self._without_context(ask, answer_id, model, started)
+            made = await self._without_context(ask, answer_id, self._named(generator, model), started)
+            yield Found(answer_id, made.model_used, ())
+            yield made.text
+            yield made
             return
         prompt = self._prompt(ask, hits, model=model, limits=limits)
         if not prompt.hits:
             raise ContextError("no source fits the model's window beside rules, question and conversation")
-        yield Found(answer_id, model, prompt.hits)
+        yield Found(answer_id, self._named(generator, model), prompt.hits)
         draft = _Draft(
             prompt,
             stands=self._stands(prompt, ask.principal),
             look_every_s=self._look_every_s,
             shown=shown and not ask.strict,  # which sentences stay in a strict one is known only at the end
         )
-        async with aclosing(generator.generate(prompt.assignment)) as pieces:
-            async for piece in pieces:
-                for each in await draft.take(piece):
+        judged: Answer | None = None
+        async with self._while_it_stands(draft, watched=shown):
+            async with aclosing(self._write(model, generator, draft)) as shown_pieces:
+                async for each in shown_pieces:
                     yield each
-                if draft.fell:
-                    break
-        for each in draft.rest():
-            yield each
-        if not draft.fell and not draft.text.strip():
-            raise LLMConnectionError("the model wrote nothing")
-        self._require_whole(prompt, draft)
-        made = await self._judge(ask, answer_id, prompt, draft, generator, started)
+            self._require_whole(prompt, draft)
+            judged = await self._judge(ask, answer_id, prompt, draft, started)
+        # Where a source fell meanwhile it is kept as withdrawn, and no model is asked for that.
+        made = judged or await self._judge(ask, answer_id, prompt, draft, started)
         if fallen := await self._keep(ask, made, prompt, draft):
             yield Withdrawn(answer_id, fallen)
             return
         if ask.strict:
             yield made.text
+            for hit in made.citations:
+                yield Cited(hit)
         yield made
 
+    async def _write(self, model: str, generator: Generator, draft: _Draft) -> AsyncGenerator[str | Cited]:
+        """What may be shown of a draft while it is written. One that has not begun when its server goes away is given
+        to the fallback."""
+        while True:
+            draft.generator = generator
+            try:
+                async with aclosing(generator.generate(draft.prompt.assignment)) as pieces:
+                    async for piece in pieces:
+                        for each in await draft.take(piece):
+                            yield each
+                        if draft.fell:
+                            break
+                break
+            except LLMConnectionError:
+                instead = generator if draft.text else await self._generator_for(model)
+                if instead is generator:
+                    raise
+                generator = instead
+        for each in draft.rest():
+            yield each
+
+    @asynccontextmanager
+    async def _while_it_stands(self, draft: _Draft, *, watched: bool) -> AsyncIterator[None]:
+        """End the block early once a source has fallen: a model may take seconds for a token or a rating, and what was
+        shown must be taken back meanwhile."""
+        try:
+            async with asyncio.timeout(None) as limit:
+                watcher = asyncio.create_task(self._watch(draft, limit)) if watched else None
+                try:
+                    yield
+                finally:
+                    if watcher:
+                        watcher.cancel()
+        except TimeoutError:
+            if not draft.fell:
+                raise
+
+    async def _watch(self, draft: _Draft, limit: asyncio.Timeout) -> None:
+        while not draft.fell:
+            await asyncio.sleep(self._look_every_s)
+            try:
+                await draft.look()
+            except Unavailable:
+                continue  # Nothing is kept without the ledger, and what is not kept does not leave.
+        limit.reschedule(asyncio.get_running_loop().time())
+
     # ------------------------------------------------------------------------------------------------- before the draft
+
+    def _named(self, generator: Generator, model: str) -> str:
+        """Who writes, for people."""
+        return extractive.MODEL if generator is self._fallback else model
 
     async def _generator_for(self, model: str) -> Generator:
         try:
@@ -384,9 +439,8 @@ class AnswerEngine:
                 f"the model read {evaluated} tokens of a prompt of about {prompt.counted_tokens}: its window was cut"
             )
 
-    async def _judge(
-        self, ask: Ask, answer_id: str, prompt: _Prompt, draft: _Draft, generator: Generator, started: float
-    ) -> Answer:
+    async def _judge(self, ask: Ask, answer_id: str, prompt: _Prompt, draft: _Draft, started: float) -> Answer:
+        generator = draft.generator or self._generator
         judge = self._judge_for(prompt.assignment) if self._judge_for and generator is self._generator else None
         weighed = await self._weigh(ask, prompt, draft, judge=judge)
         resolved, claims = weighed.resolved, weighed.claims
@@ -415,6 +469,8 @@ class AnswerEngine:
     async def _weigh(self, ask: Ask, prompt: _Prompt, draft: _Draft, *, judge: SupportScorer | None) -> _Weighed:
         """The draft's claims, by all opinions that are to be had; of a strict answer only what is supported is left."""
         resolved = resolve(draft.text, prompt.issued)
+        if not draft.fell and not resolved.text.strip():
+            raise LLMConnectionError("the model wrote nothing")
         texts = {hit.passage.ref.source_id: hit.passage.text for hit in prompt.hits}
         grounding = Grounding()
         claims = judge_claims(resolved, texts, grounding=grounding)
@@ -426,7 +482,7 @@ class AnswerEngine:
         if not ask.strict:
             return _Weighed(resolved, claims)
         if judge and not draft.fell:
-            asked = [claim.pair for claim in claims if claim.supported]
+            asked = list(dict.fromkeys(claim.pair for claim in claims if claim.supported))
             scored = await judge.score(asked)
             opinions = replace(opinions, verdicts=_by_pair(asked, scored))
             claims = judge_claims(resolved, texts, opinions, grounding=grounding)
@@ -513,13 +569,14 @@ class _Draft:
     def __init__(
         self, prompt: _Prompt, *, stands: Callable[[], Awaitable[bool]], look_every_s: float, shown: bool
     ) -> None:
-        self._prompt = prompt
+        self.prompt = prompt
         self._stands = stands
         self._look_every_s = look_every_s
         self._is_shown = shown
         self._markers = MarkerStream(prompt.issued)
         self._raw: list[str] = []
         self._looked_s = time.monotonic()
+        self.generator: Generator | None = None
         self.end: Drafted | None = None
         self.fell = False
 
@@ -534,17 +591,21 @@ class _Draft:
             self.end = piece
             return []
         self._raw.append(piece)
-        if time.monotonic() - self._looked_s >= self._look_every_s:
+        await self.look()
+        return self._shown(self._markers.feed(piece)) if self._is_shown and not self.fell else []
+
+    async def look(self) -> None:
+        """Whether all sources stand still; not more often than is needed."""
+        if not self.fell and time.monotonic() - self._looked_s >= self._look_every_s:
             self.fell = not await self._stands()
             self._looked_s = time.monotonic()
-        return self._shown(self._markers.feed(piece)) if self._is_shown and not self.fell else []
 
     def rest(self) -> list[str | Cited]:
         """What was held back as a possible marker."""
         return self._shown(self._markers.finish()) if self._is_shown and not self.fell else []
 
     def _shown(self, text: str) -> list[str | Cited]:
-        new = [Cited(self._prompt.hit_of(source_id)) for source_id in self._markers.new_citations()]
+        new = [Cited(self.prompt.hit_of(source_id)) for source_id in self._markers.new_citations()]
         return [*([text] if text else []), *new]
 
 

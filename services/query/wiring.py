@@ -76,7 +76,7 @@ async def open_query_services(settings: Settings) -> AsyncIterator[QueryServices
         answers = AnswerEngine(
             retrieval=engine,
             generator=generator,
-            fallback=build_fallback(settings),
+            fallback=generator if settings.answers.generator == "extractive" else build_fallback(settings),
             counter=counter,
             ledger=ledger,
             evidence=evidence,

@@ -200,6 +200,7 @@ class Model:
         self.error: Exception | None = None
         self.missing: Exception | None = None
         self.writing = Switch()
+        self.rated = Switch()
         self.assigned: list[Assignment] = []
         self.stopped = 0
 
@@ -221,6 +222,7 @@ class Model:
         yield Drafted(assignment.model, prompt_tokens=self.evaluated(assignment), response_tokens=7)
 
     async def rate(self, assignment: Assignment, answer: str) -> int | None:
+        await self.rated.passed()
         return self.rating
 
     async def warm_up(self, model: str, *, window_tokens: int) -> None:

@@ -134,6 +134,14 @@ async def test_a_sentence_that_the_judge_refuses_is_left_out_and_the_others_stay
     assert (len(found.claims), found.action) == (1, "CITE")
 
 
+async def test_a_sentence_that_is_said_twenty_times_is_judged_once(rig: Court) -> None:
+    rig.model.respond = writes(" ".join([GOOD] * 20), verdict=lambda _: YES)
+    async with rig.replica() as client:
+        found = await answered(client, strict=True)
+    assert (len(found.claims), found.action) == (20, "CITE")
+    assert len(verdicts(rig)) == 1
+
+
 async def test_only_strict_answers_are_judged(rig: Court) -> None:
     rig.model.respond = writes(GOOD, verdict=lambda _: NO)
     async with rig.replica() as client:

@@ -211,6 +211,11 @@ async def test_strict_says_that_it_cannot_answer_where_nothing_is_supported(
     assert (found.answer, found.grounded, found.action) == (INSUFFICIENT, False, "ROUTE")
 
 
+async def test_an_answer_of_nothing_but_what_nobody_issued_is_none(rig: Rig, replica: httpx.AsyncClient) -> None:
+    rig.model.respond = lambda _: ["[SourceId: evil:0] [9]"]
+    assert_problem(await replica.post("/api/v1/answer", json=ASK), 503)
+
+
 async def test_a_model_that_writes_nothing_has_not_answered(rig: Rig, replica: httpx.AsyncClient) -> None:
     rig.model.respond = lambda _: [" ", "\n"]
     assert "wrote nothing" in assert_problem(await replica.post("/api/v1/answer", json=ASK), 503).detail
@@ -285,6 +290,25 @@ async def test_without_the_model_server_the_fallback_answers_and_says_so(rig: Ri
     assert found.model_used == "extractive"
     assert found.grounded
     assert found.citations[0].artifact_id == "invoices"
+
+
+async def test_a_server_that_goes_away_before_the_first_word_leaves_it_to_the_fallback(rig: Rig) -> None:
+    async with rig.replica(fallback=ExtractiveGenerator()) as client:
+
+        def die(_: Assignment) -> list[str]:
+            rig.model.missing = LLMConnectionError("nobody listens")
+            raise rig.model.missing
+
+        rig.model.respond = die
+        assert (await answered(client)).model_used == "extractive"
+        rig.model.missing = None
+        rig.model.respond = lambda _: ["half a word"]
+        rig.model.error = LLMConnectionError("the model broke off")
+        assert_problem(await client.post("/api/v1/answer", json=ASK), 503)
+        rig.model.missing = rig.model.error
+        assert (await answered(client, query="zebra quantum kangaroo")).model_used == "extractive"
+        events = await streamed(client)
+    assert events[0][2]["model"] == "extractive"
 
 
 async def test_a_prompt_that_the_server_cut_is_an_error_and_never_an_answer(
@@ -577,6 +601,39 @@ async def test_no_token_is_shown_and_the_model_is_stopped_once_a_source_has_fall
     await asyncio.wait_for(listening, 5)
     assert [type(happening) for happening in heard] == [Found, Withdrawn]
     assert rig.model.stopped == 1
+
+
+@pytest.mark.parametrize("held", ["a token", "the rating"])
+async def test_a_source_that_falls_while_the_model_is_silent_takes_the_stream_back_at_once(rig: Rig, held: str) -> None:
+    engine = rig.answers(rig.engine(ledger=rig.ledger, index=rig.index), ledger=rig.ledger, look_every_s=0.01)
+    waits = rig.model.writing if held == "a token" else rig.model.rated
+    waits.hold()  # and never let go: nothing but the fall can end it
+    heard: list[object] = []
+
+    async def listen() -> None:
+        async with aclosing(engine.happenings(QUESTION, answer_id="ans-1")) as happenings:
+            heard.extend([happening async for happening in happenings])
+
+    listening = asyncio.create_task(listen())
+    await asyncio.wait_for(waits.reached.wait(), 5)
+    await rig.ledger.taint(Taint("default", ("invoices",), EventTime()), skew_s=60.0)
+    await asyncio.wait_for(listening, 5)
+    assert isinstance(heard[-1], Withdrawn)
+    kept = await rig.evidence.find("ans-1", LAPTOP, actor="laptop")
+    assert [key.artifact_id for key in kept.fallen] == ["invoices"]
+
+
+async def test_a_strict_stream_names_what_it_cites(rig: Rig, replica: httpx.AsyncClient) -> None:
+    events = await streamed(replica, strict=True)
+    assert [name for name, _, _ in events[:2]] == ["retrieval", "token"]
+    cited = [data["source_id"] for name, _, data in events if name == "citation"]
+    assert cited == [each["source_id"] for each in events[-1][2]["citations"]] != []
+
+
+async def test_a_stream_without_context_shows_its_text_too(rig: Rig, replica: httpx.AsyncClient) -> None:
+    events = await streamed(replica, query="zebra quantum kangaroo")
+    assert [name for name, _, _ in events] == ["retrieval", "token", "done"]
+    assert (events[0][2]["sources"], events[1][2]["text"]) == ([], ZERO_CONTEXT)
 
 
 async def test_a_client_that_leaves_stops_the_model(rig: Rig, replica: httpx.AsyncClient) -> None:

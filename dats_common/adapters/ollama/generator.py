@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +49,7 @@ class Timeouts:
         total_s: one answer, its wait for a slot included.
         first_token_s: from the request to its first line: the server's own queue, loading and reading the prompt.
         between_tokens_s: from a line to the next.
-        rating_s: one rating, its wait for a slot included.
+        rating_s: one rating, from when it has a slot; it waits for that no longer than `total_s`.
         connect_s: one connection.
         lookup_s: a version, the list of models.
         load_s: a model's way into memory.
@@ -125,12 +126,27 @@ class OllamaGenerator:
         pieces = []
         try:
             request = {**self._request(assignment, messages, options), "format": SCORE_SCHEMA}
-            async with aclosing(self._chat(request, within_s=self._timeouts.rating_s)) as draft:
-                pieces = [part async for part in draft if isinstance(part, str)]
+            async with self.second_calls() as ours:
+                async with aclosing(ours._chat(request, within_s=self._timeouts.rating_s)) as draft:
+                    pieces = [part async for part in draft if isinstance(part, str)]
         except RAGServiceError:
             return None
         shown = WithoutThoughts()
         return read_score("".join([*map(shown.feed, pieces), shown.end()]))
+
+    @asynccontextmanager
+    async def second_calls(self) -> AsyncIterator[OllamaGenerator]:
+        """The same generator with one slot, for what is asked about a draft that is done: one chat after the other.
+
+        It goes before every draft that waits for a slot, and is not refused where too many do.
+
+        Raises: LLMTimeoutError: no slot became free in the time in which any draft must end.
+        """
+        until = asyncio.get_running_loop().time() + self._timeouts.total_s
+        async with self._slots.held(until=until, urgent=True):
+            ours = copy(self)
+            ours._slots = Slots(concurrent=1, queue=0)
+            yield ours
 
     async def ping(self) -> None:
         """See `ports.Generator`."""
@@ -211,6 +227,10 @@ class OllamaGenerator:
                 # If the model was loading, Ollama has given that up with our connection; each later request would
                 # begin it anew and be late again.
                 self._load(request["model"], request["options"]["num_ctx"])
+                raise
+            except LLMConnectionError:
+                # The next one to ask shall hear at once that nobody is there, and may have an answer without a model.
+                self._known_until.pop(full_name(request["model"]), None)
                 raise
             while raw is not None:
                 yield raw

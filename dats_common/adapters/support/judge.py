@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from typing import Protocol, runtime_checkable
 
 from dats_common.adapters.support.verdicts import VERDICT_SCHEMA, read_verdict, verdict_messages
 from dats_common.domain.grounding import Pair
@@ -19,6 +20,14 @@ MOST_PROMPT_TOKENS = 32_768
 
 _VERDICT_MAX_TOKENS = 32
 """The object is some seven tokens, and some models space it out."""
+
+
+@runtime_checkable
+class TakesTurns(Protocol):
+    """A generator that is shared: what is asked about a draft that is done goes before drafts that wait."""
+
+    def second_calls(self) -> AbstractAsyncContextManager[Generator]:
+        """A turn for calls that follow one another. Raises: RAGServiceError: none came."""
 
 
 class ModelJudge:
@@ -51,10 +60,13 @@ class ModelJudge:
 
     async def score(self, pairs: Sequence[Pair]) -> Scored:
         """See `ports.SupportScorer`. The first sign that the model server is away or late ends it."""
+        if not pairs:
+            return Scored(())
         scores: list[float | None] = []
         trouble = ""
         try:
-            async with asyncio.timeout(self._timeout_s):
+            # The time is the judge's own: it begins when others' drafts have made room.
+            async with self._turn() as generator, asyncio.timeout(self._timeout_s):
                 left_tokens = self._most_prompt_tokens
                 for pair in pairs[: self._most_calls]:
                     assignment = self._assignment(pair)
@@ -64,7 +76,7 @@ class ModelJudge:
                     if left_tokens < 0:
                         trouble = f"more than {self._most_prompt_tokens} tokens to read"
                         break
-                    verdict = await self._verdict(assignment, counted=counted, basis=basis)
+                    verdict = await self._verdict(generator, assignment, counted=counted, basis=basis)
                     scores.append(None if verdict is None else float(verdict))
         except TimeoutError:
             trouble = f"the judge was not done within {self._timeout_s} s"
@@ -80,7 +92,13 @@ class ModelJudge:
         """See `ports.SupportScorer`."""
         await self._generator.ping()
 
-    async def _verdict(self, assignment: Assignment, *, counted: int, basis: CountBasis) -> bool | None:
+    def _turn(self) -> AbstractAsyncContextManager[Generator]:
+        generator = self._generator
+        return generator.second_calls() if isinstance(generator, TakesTurns) else nullcontext(generator)
+
+    async def _verdict(
+        self, generator: Generator, assignment: Assignment, *, counted: int, basis: CountBasis
+    ) -> bool | None:
         """None: none that can be read, or to a prompt that was cut.
 
         Raises: RAGServiceError: no other statement would fare better.
@@ -88,7 +106,7 @@ class ModelJudge:
         written: list[str] = []
         evaluated: int | None = None
         try:
-            async with aclosing(self._generator.generate(assignment)) as pieces:
+            async with aclosing(generator.generate(assignment)) as pieces:
                 async for piece in pieces:
                     if isinstance(piece, Drafted):
                         evaluated = piece.prompt_tokens
