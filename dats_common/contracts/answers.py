@@ -40,7 +40,10 @@ class AnswerRequest(Request):
     tenant_id: TenantId | None = None
     user_id: Identifier | None = None
     chat_history: Annotated[list[ChatMessage], Field(max_length=MAX_HISTORY_MESSAGES)] | None = None
-    model: Annotated[Label | None, Field(description="one of the allowlist; the service's default otherwise")] = None
+    model: Annotated[
+        Annotated[Label, Field(min_length=1)] | None,
+        Field(description="one of the allowlist; the service's default otherwise"),
+    ] = None
     max_context_chunks: Annotated[int, Field(ge=1, le=MAX_CONTEXT_CHUNKS)] = DEFAULT_CONTEXT_CHUNKS
     strict: Annotated[bool, Field(description="leave out every sentence that its sources do not support")] = False
 

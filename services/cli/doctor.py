@@ -102,6 +102,9 @@ def _where_answers(settings: Settings) -> str:
 
 
 async def _check_answers(settings: Settings) -> str:
+    from services.query.wiring import answer_rules
+
+    answer_rules(settings)
     model = settings.answers.chat_model
     async with open_generator(settings) as generator:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from datetime import UTC, datetime
+from time import perf_counter
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Header, Path, Query, Request
@@ -14,12 +15,19 @@ from dats_common.contracts.answers import AnswerRequest, AnswerResponse, StoredA
 from dats_common.contracts.fields import Identifier, TenantId
 from dats_common.domain.access import Caller
 from dats_common.domain.prompt import Message
-from dats_common.errors import ContextTruncatedError, DatsError, DeadlineExceeded, RAGServiceError, Refused
+from dats_common.errors import (
+    ContextTruncatedError,
+    DatsError,
+    DeadlineExceeded,
+    InvalidInput,
+    RAGServiceError,
+    Refused,
+)
 from dats_common.records import KeptAnswer
 from dats_common.telemetry.logs import log
 from services.query.answer_bodies import response_of
-from services.query.answering import Answer, Ask
-from services.query.event_stream import HEADERS, MEDIA_TYPE, as_events, event, position
+from services.query.answering import Answer, Ask, Withdrawn
+from services.query.event_stream import HEADERS, MEDIA_TYPE, MOST_EVENTS, as_events, event, position
 from services.query.requests import PROBLEMS, Asking, Services, StrictJsonRoute, within
 from services.query.services import QueryServices
 
@@ -89,7 +97,7 @@ async def stream_answer(
     """Server-sent events: `retrieval`, `token` and `citation`, then `done`, `error` or `withdrawn`.
 
     With `Last-Event-ID` it goes on behind that event while this replica is still writing, else the whole answer comes
-    as it was kept. Nobody listening for two seconds stops the model.
+    as it was kept; the question must be the same. Nobody listening for two seconds stops the model.
     """
     ask = ask_of(request, services, caller)
     if last_event_id is None:
@@ -100,21 +108,34 @@ async def stream_answer(
         if running is None:
             async with within(services.limits.deadline_s):
                 kept = await services.evidence.find(answer_id, ask.principal, actor=ask.actor)
+            _require_same(ask, question=kept.record.question)
             return StreamingResponse(_as_kept(kept, after=after), media_type=MEDIA_TYPE, headers=HEADERS)
+        _require_same(ask, question=running.ask.text)
         stream = running
+
+    def ended(made: Answer | Withdrawn | DatsError) -> None:
+        services.metrics.answer_latency.observe(perf_counter() - stream.begun_s)
+        observe(services, made)
+
     happenings = services.streams.listen(stream, after=after)
     first = await anext(happenings)
     if isinstance(first[1], DatsError):  # nothing has left yet: it can have a status of its own
         await happenings.aclose()
-        observe(services, first[1])
+        ended(first[1])
         raise first[1]
-    events = as_events(happenings, first=first, answer_id=stream.answer_id, ended=lambda made: observe(services, made))
+    events = as_events(happenings, first=first, answer_id=stream.answer_id, ended=ended)
     return StreamingResponse(events, media_type=MEDIA_TYPE, headers=HEADERS)
+
+
+def _require_same(ask: Ask, *, question: str) -> None:
+    """Raises: InvalidInput: an answer to another question would pass for one to this."""
+    if ask.text != question:
+        raise InvalidInput("Last-Event-ID: belongs to the answer to another question; leave it out to ask a new one")
 
 
 async def _as_kept(kept: KeptAnswer, *, after: int) -> AsyncIterator[str]:
     """The end of a stream that is over, as it is now."""
-    event_id = f"{kept.record.answer_id}:{after + 1}"
+    event_id = f"{kept.record.answer_id}:{min(after + 1, MOST_EVENTS)}"  # whoever comes back with it is understood
     if kept.fallen:
         fallen = {"id": kept.record.answer_id, "fallen": [key.artifact_id for key in kept.fallen]}
         yield event("withdrawn", fallen, event_id=event_id)
@@ -157,12 +178,16 @@ def ask_of(request: AnswerRequest, services: QueryServices, caller: Caller) -> A
     )
 
 
-def observe(services: QueryServices, made: Answer | DatsError) -> None:
+def observe(services: QueryServices, made: Answer | Withdrawn | DatsError) -> None:
     """What dashboards show of an answer; of its content nothing."""
     if isinstance(made, DatsError):
         services.metrics.truncations.inc(isinstance(made, ContextTruncatedError))
         if isinstance(made, RAGServiceError) and not isinstance(made, Refused):
             log("query").warning("answer_failed", error_type=type(made).__name__, detail=str(made))
+        return
+    if isinstance(made, Withdrawn):
+        services.metrics.answers.labels(action="WITHDRAWN", grounded="false").inc()
+        log("query").info("answer_withdrawn", answer_id=made.answer_id, artifact_count=len(made.fallen))
         return
     services.metrics.answers.labels(action=made.action, grounded=str(made.grounded).lower()).inc()
     services.metrics.refused_citations.inc(made.refused_markers)

@@ -19,6 +19,9 @@ HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _KEEP_ALIVE_S = 10.0
 """Less than proxies wait for the next byte."""
 
+MOST_EVENTS = 1_000_000
+"""More than an answer can have: a model server's whole answer is 16 MiB, a line for each piece of it."""
+
 _EVENT_ID = re.compile(r"(?P<answer_id>[A-Za-z0-9-]{1,64}):(?P<number>[0-9]{1,9})", re.ASCII)
 
 Numbered = tuple[int, Happening | DatsError]
@@ -30,8 +33,8 @@ def event(name: str, data: Any, *, event_id: str) -> str:
 
 
 def position(last_event_id: str) -> tuple[str, int]:
-    """Which answer was listened to, and how far. Raises: InvalidInput."""
-    if not (read := _EVENT_ID.fullmatch(last_event_id)):
+    """Which answer was listened to, and how far: at most `MOST_EVENTS`. Raises: InvalidInput."""
+    if not (read := _EVENT_ID.fullmatch(last_event_id)) or int(read["number"]) > MOST_EVENTS:
         raise InvalidInput("Last-Event-ID: is not the id of an event of this service")
     return read["answer_id"], int(read["number"])
 
@@ -41,18 +44,18 @@ async def as_events(
     *,
     first: Numbered,
     answer_id: str,
-    ended: Callable[[Answer | DatsError], None],
+    ended: Callable[[Answer | Withdrawn | DatsError], None],
 ) -> AsyncIterator[str]:
     """The stream's text: `first`, then what follows, with a comment where nothing has happened for long.
 
     Args:
-        ended: told of the whole answer, or of what went wrong, before it leaves.
+        ended: told of the whole answer, or of why there is none, before it leaves.
     """
     async with aclosing(happenings):
         numbered: Numbered | None = first
         while numbered is not None:
             number, happening = numbered
-            if isinstance(happening, Answer | DatsError):
+            if isinstance(happening, Answer | Withdrawn | DatsError):
                 ended(happening)
             yield _event_of(happening, event_id=f"{answer_id}:{number}")
             following = asyncio.ensure_future(anext(happenings, None))

@@ -25,16 +25,17 @@ from services.query.services import QueryServices
 _T = TypeVar("_T")
 
 _LOOK_TIMEOUT_S = 3.0
-"""A writer beats every few seconds; a silence this long means that no writer is active."""
+_MODEL_TIMEOUT_S = 1.0
+"""Searches need no model: a model server that hangs must not make the whole service look slow."""
 
 
-async def _look(work: Awaitable[_T]) -> tuple[_T | None, str]:
+async def _look(work: Awaitable[_T], *, within_s: float = _LOOK_TIMEOUT_S) -> tuple[_T | None, str]:
     """The result and an empty reason, or None and why not."""
     try:
-        async with asyncio.timeout(_LOOK_TIMEOUT_S):
+        async with asyncio.timeout(within_s):
             return await work, ""
     except TimeoutError:
-        return None, f"no answer within {_LOOK_TIMEOUT_S} s"
+        return None, f"no answer within {within_s} s"
     except Unavailable as error:
         return None, str(error)
 
@@ -45,18 +46,16 @@ def _component(reason: str) -> ComponentHealth:
 
 async def health_of(services: QueryServices) -> HealthResponse:
     """One document for people, dashboards and spec 1, 2 and 5's fields."""
-    stores, (queues, models) = await asyncio.gather(
+    stores, queues, (encoded, ollama, scorer) = await asyncio.gather(
         asyncio.gather(
             _look(services.ledger.counts()), _look(services.index.count()), _look(services.ledger.heartbeat())
         ),
-        asyncio.gather(
-            asyncio.gather(_look(services.bus.depth(VALIDATED_QUEUE)), _look(services.bus.depth(COMMANDS_QUEUE))),
-            asyncio.gather(_look(_encode(services)), _ollama(services)),
-        ),
+        asyncio.gather(_look(services.bus.depth(VALIDATED_QUEUE)), _look(services.bus.depth(COMMANDS_QUEUE))),
+        asyncio.gather(_look(_encode(services)), _ollama(services), _scorer(services)),
     )
     (counts, no_ledger), (points, no_index), (beat, _) = stores
     (waiting, no_broker), (commands, _) = queues
-    (_, no_encoder), ollama = models
+    _, no_encoder = encoded
     no_writer = _writer_trouble(beat)
     can_query = not (no_ledger or no_index or no_encoder)
     chunks = counts.live_chunks if counts else 0
@@ -87,7 +86,7 @@ async def health_of(services: QueryServices) -> HealthResponse:
             "broker": _component(no_broker),
             "writer": _component(no_writer),
             # No part of `status` either: answers are judged without it, and more of them are doubted.
-            **await _scorer(services),
+            **scorer,
         },
     )
 
@@ -102,7 +101,7 @@ async def _ollama(services: QueryServices) -> OllamaHealth | None:
     if services.model is None:
         return None
     started = perf_counter()
-    _, away = await _look(services.generator.ping())
+    _, away = await _look(services.generator.ping(), within_s=_MODEL_TIMEOUT_S)
     latency_ms = None if away else round((perf_counter() - started) * 1e3)
     return OllamaHealth(healthy=not away, model=services.model, latency_ms=latency_ms)
 

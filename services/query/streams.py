@@ -11,6 +11,7 @@ import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from time import perf_counter
 
 from dats_common.errors import DatsError, DeadlineExceeded, InvalidInput, Unavailable
 from dats_common.ports import Ledger
@@ -28,6 +29,7 @@ class Stream:
 
     answer_id: str
     ask: Ask
+    begun_s: float = field(default_factory=perf_counter)
     happened: list[tuple[float, Happening | DatsError]] = field(default_factory=list)
     sources: Found | None = None
     listeners: int = 0

@@ -184,3 +184,18 @@ def test_doctor_names_the_missing_writer_and_how_to_start_one(tmp_path: Path) ->
     checks = {each["name"]: each for each in json.loads(ended.stdout)["checks"]}
     assert not checks["writer"]["ok"]
     assert "dats-rag up" in checks["writer"]["detail"]
+
+
+def test_doctor_refuses_a_default_model_that_the_service_would_not_start_with(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "services.cli", "doctor", "--json", "--data", str(tmp_path / "data")],
+        env=bare_environment(CHAT_MODEL="nobody-listed-this"),
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+        check=False,
+    )
+    assert ended.returncode == 1
+    answers = next(each for each in json.loads(ended.stdout)["checks"] if each["name"] == "answers")
+    assert not answers["ok"]
+    assert "answers.chat_model 'nobody-listed-this' is not in answers.models: add it there" in answers["detail"]

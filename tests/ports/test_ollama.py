@@ -6,7 +6,7 @@ import asyncio
 import json
 import traceback
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -535,6 +535,30 @@ async def test_that_a_model_is_there_is_believed_for_seconds_and_that_it_is_not_
             await generator.require(MODEL)
 
 
+async def test_that_a_model_is_there_is_forgotten_when_a_chat_finds_nobody(server: ScriptedOllama) -> None:
+    async with opened(server, clock=lambda: 100.0) as generator:
+        await generator.require(MODEL)
+        for broken in (Answer(ends="cut"), Answer([piece("In")], ends="cut")):
+            server.answers(broken)
+            with pytest.raises(LLMConnectionError):
+                await draft(generator)
+            looked = sum(request.path == TAGS for request in server.requests)
+            await generator.require(MODEL)
+            await generator.require(MODEL)
+            assert sum(request.path == TAGS for request in server.requests) == looked + 1
+
+
+async def test_without_a_connection_nothing_is_believed_of_a_model() -> None:
+    async with AsyncExitStack() as stack:
+        async with open_scripted_ollama() as server:
+            generator = await stack.enter_async_context(opened(server))
+            await generator.require(MODEL)
+        with pytest.raises(LLMConnectionError, match="no connection"):
+            await draft(generator)
+        with pytest.raises(LLMConnectionError, match="no connection"):
+            await generator.require(MODEL)
+
+
 UNREADABLE = {
     "a page": Answer([b"<html>"], content_type="text/html"),
     "not JSON": Answer([b"{"], content_type="application/json"),
@@ -724,15 +748,67 @@ async def test_a_rating_has_a_shorter_time_than_an_answer(server: ScriptedOllama
         assert await generator.rate(ASSIGNMENT, "In the cellar.") is None
 
 
-async def test_a_rating_waits_for_a_slot_no_longer_than_that(server: ScriptedOllama) -> None:
+async def test_a_ratings_time_begins_when_it_has_a_slot(server: ScriptedOllama) -> None:
+    server.answers(Answer([piece("In")], ends="never"))
+    async with opened(server, timeouts=replace(PATIENT, rating_s=10 * SOON_S)) as generator:
+        async with aclosing(generator.generate(ASSIGNMENT)) as parts:
+            assert await anext(parts) == "In"
+            rating = asyncio.create_task(generator.rate(ASSIGNMENT, "In the cellar."))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(rating), 15 * SOON_S)
+            assert len(server.chats) == 1
+        assert await rating == 80
+
+
+async def test_a_rating_waits_for_a_slot_no_longer_than_a_draft_may_take(server: ScriptedOllama) -> None:
     server.answers(Answer([piece("In")], ends="never"))
     async with (
-        opened(server, queue=1, timeouts=replace(PATIENT, rating_s=SOON_S)) as generator,
+        opened(server, timeouts=replace(PATIENT, total_s=3 * SOON_S)) as generator,
         aclosing(generator.generate(ASSIGNMENT)) as parts,
     ):
         assert await anext(parts) == "In"
         assert await generator.rate(ASSIGNMENT, "In the cellar.") is None
     assert len(server.chats) == 1
+
+
+async def test_a_draft_that_is_done_is_rated_before_those_that_wait_begin(server: ScriptedOllama) -> None:
+    async with opened(server, queue=8) as generator:
+
+        async def answer() -> int | None:
+            await draft(generator)
+            return await generator.rate(ASSIGNMENT, "In the cellar.")
+
+        assert await asyncio.gather(*[answer() for _ in range(8)]) == [80] * 8
+    assert ["format" in chat for chat in server.chats] == [False, True] * 8
+    assert server.most_in_hand == 1
+
+
+async def test_a_full_line_refuses_no_rating(server: ScriptedOllama) -> None:
+    rest = asyncio.Event()
+    server.answers(Answer([piece("In"), rest, done()]))
+    async with opened(server, queue=1) as generator:
+        running = asyncio.create_task(draft(generator))
+        await server.until(lambda: server.in_hand == 1)
+        waiting = asyncio.create_task(draft(generator))
+        rating = asyncio.create_task(generator.rate(ASSIGNMENT, "In the cellar."))
+        await asyncio.sleep(0)
+        with pytest.raises(LLMConnectionError, match="busy"):
+            await draft(generator)
+        rest.set()
+        assert await rating == 80
+        await asyncio.gather(running, waiting)
+    assert ["format" in chat for chat in server.chats] == [False, True, False]
+
+
+async def test_calls_about_a_draft_that_is_done_share_one_slot(server: ScriptedOllama) -> None:
+    async with opened(server, queue=1) as generator:
+        async with generator.second_calls() as ours:
+            waiting = asyncio.create_task(draft(generator))
+            for _ in range(2):
+                await draft(ours, response_schema={"type": "object"})
+            assert not waiting.done()
+        await waiting
+    assert ["format" in chat for chat in server.chats] == [True, True, False]
 
 
 async def test_a_cancelled_rating_is_cancelled(server: ScriptedOllama, generator: OllamaGenerator) -> None:

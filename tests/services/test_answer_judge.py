@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 import pytest
 from rig import ANSWER_RULES, Rig, Words, open_rig
-from scripted_ollama import HANGS, Answer, ScriptedOllama, open_scripted_ollama, refused, said
+from scripted_ollama import HANGS, Answer, ScriptedOllama, open_scripted_ollama, piece, refused, said
 from test_answers import ZERO_CONTEXT, answered, text
 from tiny_cross_encoder import save_cross_encoder
 
 from dats_common.adapters.extractive import ExtractiveGenerator
 from dats_common.adapters.ollama.generator import Timeouts, open_ollama
+from dats_common.adapters.support.judge import ModelJudge
 from dats_common.adapters.support.late import LateScorer
 from dats_common.adapters.support.words import WordScorer
 from dats_common.domain.grounding import Pair
 from dats_common.domain.model import EventTime, Taint
-from dats_common.domain.prompt import INSUFFICIENT
+from dats_common.domain.prompt import INSUFFICIENT, Message
 from dats_common.errors import LLMConnectionError
 from dats_common.ports import Generator, Ledger, SupportScorer
 from dats_common.records import Assignment, Scored
@@ -283,6 +284,39 @@ async def test_a_judge_that_is_away_supports_nothing_and_the_answer_says_why(
         kept = (await client.get(f"/api/v1/answers/{found.id}")).json()
         assert reason in kept["answer"]["route_to"]["reason"]
     assert rig.count_of("rag_support_scores_missing_total", "judge") == 1
+
+
+async def test_of_many_strict_answers_at_once_each_is_judged_and_rated_before_the_next_is_written(
+    rig: Court, ollama: ScriptedOllama
+) -> None:
+    async with (
+        open_ollama(ollama.url, timeouts=TIMEOUTS, concurrent=1, queue=3, keep_alive_s=60) as generator,
+        rig.replica(generator=generator, answer_deadline_s=20.0) as client,
+    ):
+        found = await asyncio.gather(*[answered(client, strict=True) for _ in range(4)])
+    assert [(each.action, each.confidence.llm_rated) for each in found] == [("CITE", True)] * 4
+    asked = [sorted(chat.get("format", {}).get("properties", {})) for chat in ollama.chats]
+    assert asked == [[], ["supported"], ["score"]] * 4
+
+
+async def test_a_judges_time_begins_when_others_drafts_have_made_room(ollama: ScriptedOllama) -> None:
+    ollama.answers(Answer([piece("In")], ends="never"))
+    draft = Assignment("?", (Message("user", "?"),), (), "llama3.2", 8192, 64, 0.0)
+    async with open_ollama(ollama.url, timeouts=TIMEOUTS, concurrent=1, queue=0, keep_alive_s=60) as generator:
+        judge = ModelJudge(generator, counter=Words(), model="llama3.2", window_tokens=8192, timeout_s=0.5)
+        async with aclosing(generator.generate(draft)) as parts:
+            assert await anext(parts) == "In"
+            judging = asyncio.create_task(judge.score([Pair("Owls hoot.", ("Owls hoot at night.",))]))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(judging), 0.7)
+        assert await judging == Scored((1.0,))
+
+
+async def test_a_judge_without_statements_waits_for_nobody(ollama: ScriptedOllama) -> None:
+    async with open_ollama(ollama.url, timeouts=TIMEOUTS, concurrent=1, queue=0, keep_alive_s=60) as generator:
+        judge = ModelJudge(generator, counter=Words(), model="llama3.2", window_tokens=8192, timeout_s=5.0)
+        async with generator.second_calls(), asyncio.timeout(1.0):
+            assert await judge.score([]) == Scored(())
 
 
 async def test_the_time_of_judging_is_shown_apart(rig: Court, ollama: ScriptedOllama) -> None:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import httpx
-from rig import Rig, eventually
+from rig import Model, Rig, eventually
 
 from dats_common.adapters.memory_encoder import MemoryEncoder
 from dats_common.adapters.sql.evidence import open_evidence
 from dats_common.adapters.sql.ledger import open_ledger
 from dats_common.adapters.sql.owners import open_owners
+from dats_common.adapters.support.words import WordScorer
 from dats_common.errors import EncoderUnavailable
 from dats_common.fingerprint import fingerprint
 from dats_common.maintenance.sweep import Sweeper
 from dats_common.records import Heartbeat
 from dats_common.telemetry.metrics import Metrics
+from services.query.services import QueryServices
 from services.writer.leadership import Leadership
 from services.writer.progress import Progress
 from services.writer.writer import Writer
@@ -133,3 +136,44 @@ async def test_a_writer_is_heard_while_the_broker_is_away(rig: Rig) -> None:
     await asyncio.gather(beating, return_exceptions=True)
     assert components["broker"]["status"] == "unavailable"
     assert components["writer"] == {"status": "ok", "detail": ""}
+
+
+async def test_a_model_server_that_hangs_takes_a_second_of_healths_time_and_search_goes_on(rig: Rig) -> None:
+    class Hangs(Model):
+        async def ping(self) -> None:
+            await asyncio.Event().wait()
+
+    await rig.index.prepare(await fingerprint(rig.encoder))
+    async with rig.replica(generator=Hangs()) as client:
+        started = time.perf_counter()
+        health = (await client.get("/api/v1/health")).json()
+        seconds = time.perf_counter() - started
+    assert health["ollama"] == {"healthy": False, "model": "llama3.2", "latency_ms": None}
+    assert health["rag_ok"]
+    assert seconds < 2.5
+
+
+async def test_all_that_health_names_is_asked_at_the_same_time(rig: Rig) -> None:
+    together = asyncio.Barrier(3)
+
+    class Encodes(MemoryEncoder):
+        async def encode(self, texts: Sequence[str], *, kind: Literal["query", "document"]) -> Any:
+            await together.wait()
+            return await super().encode(texts, kind=kind)
+
+    class Writes(Model):
+        async def ping(self) -> None:
+            await together.wait()
+
+    class Scores(WordScorer):
+        async def ping(self) -> None:
+            await together.wait()
+
+    await rig.index.prepare(await fingerprint(rig.encoder))
+    rig.encoder = Encodes()  # type: ignore[assignment]
+    async with rig.replica(generator=Writes()) as client:
+        services: QueryServices = client._transport.app.state.services  # type: ignore[attr-defined]
+        services.answers.scorer = Scores()
+        health = (await client.get("/api/v1/health")).json()
+    assert health["ollama"]["healthy"]
+    assert [health["components"][name]["status"] for name in ("encoder", "words")] == ["ok", "ok"]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from dats_common.contracts.answers import AnswerRequest
 from dats_common.contracts.api import (
     BatchInvalidateRequest,
     EmbedRequest,
@@ -297,3 +298,9 @@ def test_what_a_newer_service_adds_is_ignored() -> None:
 def test_the_path_of_a_web_framework_is_shown_without_its_first_step() -> None:
     errors = [{"loc": ("body", "filters", "tags", 0), "type": "missing", "msg": "Field required"}]
     assert field_problems(errors) == [FieldProblem(field="filters.tags[0]", message="is required")]
+
+
+def test_an_answer_by_a_model_without_a_name_is_refused_and_null_is_the_default() -> None:
+    (problem,) = refused(AnswerRequest, query(model=""))
+    assert problem.field == "model"
+    assert AnswerRequest.model_validate(query(model=None)).model is None

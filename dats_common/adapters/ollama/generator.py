@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -126,9 +126,11 @@ class OllamaGenerator:
         pieces = []
         try:
             request = {**self._request(assignment, messages, options), "format": SCORE_SCHEMA}
-            async with self.second_calls() as ours:
-                async with aclosing(ours._chat(request, within_s=self._timeouts.rating_s)) as draft:
-                    pieces = [part async for part in draft if isinstance(part, str)]
+            async with (
+                self.second_calls() as ours,
+                aclosing(ours._chat(request, within_s=self._timeouts.rating_s)) as draft,
+            ):
+                pieces = [part async for part in draft if isinstance(part, str)]
         except RAGServiceError:
             return None
         shown = WithoutThoughts()
@@ -218,6 +220,7 @@ class OllamaGenerator:
         clock = asyncio.get_running_loop().time
         deadline = clock() + within_s
         async with self._slots.held(until=deadline), AsyncExitStack() as answer:
+            answer.enter_context(self._forgotten_if_away(request["model"]))
             until = min(deadline, clock() + self._timeouts.first_token_s)
             try:
                 response = await self._begin(answer, request, until=until)
@@ -228,13 +231,18 @@ class OllamaGenerator:
                 # begin it anew and be late again.
                 self._load(request["model"], request["options"]["num_ctx"])
                 raise
-            except LLMConnectionError:
-                # The next one to ask shall hear at once that nobody is there, and may have an answer without a model.
-                self._known_until.pop(full_name(request["model"]), None)
-                raise
             while raw is not None:
                 yield raw
                 raw = await next_line(lines, until=min(deadline, clock() + self._timeouts.between_tokens_s))
+
+    @contextmanager
+    def _forgotten_if_away(self, model: str) -> Iterator[None]:
+        """After a chat that broke off `require` asks anew: whoever comes next may have an answer without a model."""
+        try:
+            yield
+        except LLMConnectionError:
+            self._known_until.pop(full_name(model), None)
+            raise
 
     async def _begin(self, answer: AsyncExitStack, request: dict[str, Any], *, until: float) -> httpx.Response:
         """An answer that has begun. A model that `think: false` offends is asked without, from now on."""
@@ -278,7 +286,7 @@ async def open_ollama(
 
     Args:
         concurrent: chats that run at once, ratings too.
-        queue: chats that wait for one of those to end; further ones are refused at once.
+        queue: drafts that wait for one of those to end; further ones are refused at once, ratings and verdicts never.
         keep_alive_s: how long Ollama keeps a model in memory after a chat.
         clock: seconds, monotonic: for how long a model is known to be there.
 
