@@ -46,6 +46,7 @@ from dats_common.domain.tokens import CountBasis
 from dats_common.errors import (
     ContextError,
     ContextTruncatedError,
+    DeadlineExceeded,
     LLMConnectionError,
     ModelNotAllowedError,
     ModelUnavailableError,
@@ -71,6 +72,7 @@ class AnswerRules:
         models: the allowlist, by name as requests name them.
         threshold: least confidence in percent to cite.
         least_answerability: below it the sources do not seem to hold an answer, whatever the model says; in [0, 1].
+        retrieval_s: longest time for finding the sources, as for any query.
     """
 
     models: Mapping[str, ModelLimits]
@@ -78,6 +80,7 @@ class AnswerRules:
     temperature: float
     threshold: float
     least_answerability: float
+    retrieval_s: float
     admin_email: str
     budget: BudgetRules
     quality: QualityRules
@@ -248,7 +251,7 @@ class AnswerEngine:
         """A whole answer; where a source falls meanwhile it is written again from what stands.
 
         Raises: ModelNotAllowedError, TokenBudgetExceededError, LLMConnectionError, LLMTimeoutError, ContextError,
-            LedgerUnavailable, IndexUnavailable, EncoderUnavailable.
+            LedgerUnavailable, IndexUnavailable, EncoderUnavailable, DeadlineExceeded.
         """
         for _ in range(_ATTEMPTS):
             async with aclosing(self.happenings(ask, answer_id=new_answer_id(), shown=False)) as happenings:
@@ -369,15 +372,18 @@ class AnswerEngine:
 
     async def _retrieve(self, ask: Ask) -> list[Hit]:
         quality = self._rules.quality
-        found = await self._retrieval.retrieve(
-            Question(
-                text=ask.text,
-                mode=_MODE,
-                where=SearchFilter(principal=ask.principal),
-                top_k=quality.candidates(ask.wanted_chunks),
-                budget_tokens=_ANY_BUDGET_TOKENS,
-            )
+        question = Question(
+            text=ask.text,
+            mode=_MODE,
+            where=SearchFilter(principal=ask.principal),
+            top_k=quality.candidates(ask.wanted_chunks),
+            budget_tokens=_ANY_BUDGET_TOKENS,
         )
+        try:
+            async with asyncio.timeout(self._rules.retrieval_s):
+                found = await self._retrieval.retrieve(question)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"no sources within {self._rules.retrieval_s} s") from error
         return select(found.hits, rules=quality, wanted=ask.wanted_chunks)
 
     def _prompt(self, ask: Ask, hits: Sequence[Hit], *, model: str, limits: ModelLimits) -> _Prompt:

@@ -216,6 +216,7 @@ def answer_rules(settings: Settings) -> AnswerRules:
         temperature=answers.temperature,
         threshold=answers.confidence_threshold,
         least_answerability=answers.least_answerability,
+        retrieval_s=settings.query.deadline_s,
         admin_email=answers.admin_email,
         budget=BudgetRules(
             max_context=answers.max_context_tokens,

@@ -253,6 +253,7 @@ ANSWER_RULES = AnswerRules(
     temperature=0.1,
     threshold=60,
     least_answerability=0.44,
+    retrieval_s=5.0,
     admin_email="admin@example.org",
     budget=BudgetRules(),
     quality=QualityRules(),

@@ -347,6 +347,15 @@ async def test_a_request_that_breaks_the_contract_is_refused(
     assert rig.model.assigned == []
 
 
+async def test_sources_are_found_within_the_time_of_a_query(rig: Rig) -> None:
+    rules = replace(ANSWER_RULES, retrieval_s=0.5)
+    async with rig.replica(rules=rules) as client:
+        rig.index.switch.hold()  # and never let go
+        assert "no sources within" in assert_problem(await client.post("/api/v1/answer", json=ASK), 504).detail
+        rig.index.switch.open.set()
+        assert (await answered(client)).grounded
+
+
 async def test_without_the_ledger_there_is_no_answer(rig: Rig) -> None:
     async with rig.replica(ledger=LEDGER_AWAY) as client:
         assert_problem(await client.post("/api/v1/answer", json=ASK), 503)
