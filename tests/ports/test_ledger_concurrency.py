@@ -22,6 +22,7 @@ from dats_common.domain.model import ArtifactKey, Validated
 from dats_common.domain.taint import FlipVerdict, Verdict
 from dats_common.errors import Fenced, LedgerUnavailable
 from dats_common.ports import Ledger
+from dats_common.records import Admission, TaintReceipt
 
 ROUNDS = 200
 
@@ -42,10 +43,14 @@ async def test_a_taint_that_races_a_flip_never_leaves_it_visible(ledger: Ledger,
     seen = set()
     for round_, admission in enumerate(admissions):
         artifact = admission.event.key
-        flip, taint = (
-            lambda item=admission: writer.flip(item),
-            lambda name=artifact.artifact_id: other.taint(tainted(name, at_s=10), skew_s=0),
-        )
+
+        async def flip(item: Admission = admission, after_s: float = round_ // 2 % 8 * 0.001) -> FlipVerdict:
+            await asyncio.sleep(after_s)  # the shorter of the two: it would always be first
+            return await writer.flip(item)
+
+        async def taint(name: str = artifact.artifact_id) -> TaintReceipt:
+            return await other.taint(tainted(name, at_s=10), skew_s=0)
+
         if round_ % 2:
             verdict, receipt = await asyncio.gather(flip(), taint())
         else:
