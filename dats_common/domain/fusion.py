@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -104,21 +105,15 @@ class _Scale:
     first: float
 
     @classmethod
-    def of(cls, scores: Iterable[float]) -> _Scale | _NoScale:
+    def of(cls, scores: Iterable[float]) -> _Scale:
+        """Of a leg that was not asked, or found nothing, one on which everything is last."""
         known = list(scores)
-        return cls(min(known), max(known)) if known else _NoScale()
+        return cls(min(known), max(known)) if known else cls(math.inf, math.inf)
 
     def place(self, score: float) -> float:
         if self.first == self.last:
             return float(score >= self.first)
         return min(1.0, max(0.0, (score - self.last) / (self.first - self.last)))
-
-
-class _NoScale:
-    """Of a leg that was not asked, or found nothing."""
-
-    def place(self, _score: float) -> float:
-        return 0.0
 
 
 def holds_the_terms(*, query_terms: Iterable[int], chunk_terms: Iterable[int]) -> bool:

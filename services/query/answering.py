@@ -285,14 +285,15 @@ class AnswerEngine:
         yield Found(answer_id, self._named(generator, model), prompt.hits)
         draft = _Draft(
             prompt,
+            generator,
             stands=self._stands(prompt, ask.principal),
             look_every_s=self._look_every_s,
             shown=shown and not ask.strict,  # which sentences stay in a strict one is known only at the end
         )
         judged: Answer | None = None
         async with self._while_it_stands(draft, watched=shown):
-            async with aclosing(self._write(model, generator, draft)) as shown_pieces:
-                async for each in shown_pieces:
+            async with aclosing(self._write(model, draft)) as written:
+                async for each in written:
                     yield each
             self._require_whole(prompt, draft)
             judged = await self._judge(ask, answer_id, prompt, draft, started)
@@ -307,13 +308,12 @@ class AnswerEngine:
                 yield Cited(hit)
         yield made
 
-    async def _write(self, model: str, generator: Generator, draft: _Draft) -> AsyncGenerator[str | Cited]:
+    async def _write(self, model: str, draft: _Draft) -> AsyncGenerator[str | Cited]:
         """What may be shown of a draft while it is written. One that has not begun when its server goes away is given
         to the fallback."""
         while True:
-            draft.generator = generator
             try:
-                async with aclosing(generator.generate(draft.prompt.assignment)) as pieces:
+                async with aclosing(draft.generator.generate(draft.prompt.assignment)) as pieces:
                     async for piece in pieces:
                         for each in await draft.take(piece):
                             yield each
@@ -321,17 +321,19 @@ class AnswerEngine:
                             break
                 break
             except LLMConnectionError:
-                instead = generator if draft.text else await self._generator_for(model)
-                if instead is generator:
+                instead = draft.generator if draft.text else await self._generator_for(model)
+                if instead is draft.generator:
                     raise
-                generator = instead
+                draft.generator = instead
         for each in draft.rest():
             yield each
 
     @asynccontextmanager
     async def _while_it_stands(self, draft: _Draft, *, watched: bool) -> AsyncIterator[None]:
         """End the block early once a source has fallen: a model may take seconds for a token or a rating, and what was
-        shown must be taken back meanwhile."""
+        shown must be taken back meanwhile. What is awaited then is cancelled, so that who iterates over happenings with
+        a watch on them must await nothing else in between.
+        """
         try:
             async with asyncio.timeout(None) as limit:
                 watcher = asyncio.create_task(self._watch(draft, limit)) if watched else None
@@ -446,7 +448,7 @@ class AnswerEngine:
             )
 
     async def _judge(self, ask: Ask, answer_id: str, prompt: _Prompt, draft: _Draft, started: float) -> Answer:
-        generator = draft.generator or self._generator
+        generator = draft.generator
         judge = self._judge_for(prompt.assignment) if self._judge_for and generator is self._generator else None
         weighed = await self._weigh(ask, prompt, draft, judge=judge)
         resolved, claims = weighed.resolved, weighed.claims
@@ -573,16 +575,22 @@ class _Draft:
     """What the model has written so far, and how much of it may be shown."""
 
     def __init__(
-        self, prompt: _Prompt, *, stands: Callable[[], Awaitable[bool]], look_every_s: float, shown: bool
+        self,
+        prompt: _Prompt,
+        generator: Generator,
+        *,
+        stands: Callable[[], Awaitable[bool]],
+        look_every_s: float,
+        shown: bool,
     ) -> None:
         self.prompt = prompt
+        self.generator = generator
         self._stands = stands
         self._look_every_s = look_every_s
         self._is_shown = shown
         self._markers = MarkerStream(prompt.issued)
         self._raw: list[str] = []
         self._looked_s = time.monotonic()
-        self.generator: Generator | None = None
         self.end: Drafted | None = None
         self.fell = False
 

@@ -237,12 +237,12 @@ class QueryEngine:
         hits: list[Hit] = []
         dropped = 0
         replaced: set[ChunkRef] = set()
-        for part in filter(None, (ordered[:first], ordered[first:])):
+        for number, part in enumerate(filter(None, (ordered[:first], ordered[first:]))):
             read = await self._ledger.read([item.ref for item, _ in part], asked.where.principal)
             if asked.identifiers:
                 part = _named_first(part, read.passages, asked.identifiers)
             for item, score in part:
-                if len(hits) == wanted and part[0] is not ordered[0]:
+                if number and len(hits) == wanted:
                     break  # Of the others what lies behind the last hit says nothing about this answer.
                 passage = read.passages.get(item.ref)
                 if passage is None:

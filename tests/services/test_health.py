@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
+from unittest import mock
 
 import httpx
 from rig import Model, Rig, eventually
@@ -22,6 +22,7 @@ from dats_common.fingerprint import fingerprint
 from dats_common.maintenance.sweep import Sweeper
 from dats_common.records import Heartbeat
 from dats_common.telemetry.metrics import Metrics
+from services.query import health as health_module
 from services.query.services import QueryServices
 from services.writer.leadership import Leadership
 from services.writer.progress import Progress
@@ -145,12 +146,11 @@ async def test_a_model_server_that_hangs_takes_a_second_of_healths_time_and_sear
 
     await rig.index.prepare(await fingerprint(rig.encoder))
     async with rig.replica(generator=Hangs()) as client:
-        started = time.perf_counter()
-        health = (await client.get("/api/v1/health")).json()
-        seconds = time.perf_counter() - started
+        # Every other look may take an hour: only a bound of its own ends this one.
+        with mock.patch.dict(health_module._look.__kwdefaults__, within_s=3600.0):
+            health = (await asyncio.wait_for(client.get("/api/v1/health"), 60)).json()
     assert health["ollama"] == {"healthy": False, "model": "llama3.2", "latency_ms": None}
     assert health["rag_ok"]
-    assert seconds < 2.5
 
 
 async def test_all_that_health_names_is_asked_at_the_same_time(rig: Rig) -> None:
