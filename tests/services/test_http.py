@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -14,10 +15,16 @@ import jsonschema
 import pytest
 from rig import BODY_LIMIT_BYTES, LEDGER_AWAY, Index, Rig
 
+from dats_common.adapters.memory_index import MemoryIndex
 from dats_common.contracts.api import Problem
 from dats_common.contracts.topology import COMMANDS_QUEUE
+from dats_common.domain.access import LAPTOP
+from dats_common.domain.fusion import LegWeights
 from dats_common.domain.model import ArtifactKey, ChunkRef
-from dats_common.records import Candidate
+from dats_common.records import Candidate, SearchFilter
+from dats_common.settings import load_settings
+from services.query.engine import QueryEngine, Question
+from services.query.wiring import fusion_rules
 
 QUERY = {"query": "a report on invoices"}
 EMBED = {"content": "a report on invoices", "metadata": {"artifact_id": "a", "project_id": "p"}}
@@ -381,6 +388,30 @@ async def test_a_name_of_code_is_found_before_its_near_twins(rig: Rig) -> None:
             for query in (name, f"where is {name} defined?", camel[0].lower() + camel[1:]):
                 assert shown(await ask(client, query=query))[0] == name
             assert shown(await ask(client, query=f"{name}s"))[0] == f"{name}s"
+
+
+async def test_the_legs_weigh_as_the_request_s_domain_says(rig: Rig, indexed: list[str]) -> None:
+    found = await rig.index.generations([ArtifactKey("default", name) for name in ("invoices", "orders")])
+    close, worded = (ChunkRef(key, generation, 0) for key, (generation,) in sorted(found.items()))
+
+    class Proposes(MemoryIndex):
+        async def search(self, **_: Any) -> list[Candidate]:
+            return [Candidate(close, 0.9, dense_rank=1), Candidate(worded, 0.5, 2, sparse_rank=1, sparse_score=5.0)]
+
+    settings = load_settings(None, {})
+    engine = QueryEngine(
+        encoder=rig.encoder,
+        index=Proposes(),
+        ledger=rig.ledger,
+        min_similarity=0.3,
+        least_candidates=50,
+        fusion=replace(fusion_rules(settings), by_domain=(("words", LegWeights(0.0, 1.0)),)),
+    )
+    assert fusion_rules(settings).weights_for("code-python") == LegWeights(0.92, 0.08)
+    for domain, first in ((None, close), ("docs", close), ("words-only", worded)):
+        where = SearchFilter(LAPTOP, domain=domain)
+        answer = await engine.retrieve(Question("a report", "hybrid", where, top_k=2, budget_tokens=1000))
+        assert answer.hits[0].passage.ref == first, domain
 
 
 # -------------------------------------------------------------------------------------------------------------- guard
