@@ -272,7 +272,7 @@ class AnswerEngine:
         model = self._rules.allowed(ask.model or self._rules.default_model)
         limits = self._rules.models[model]
         generator = await self._generator_for(model)
-        hits = await self._retrieve(ask)
+        hits = await self._retrieve(ask, shown=shown)
         if not hits:
             made = await self._without_context(ask, answer_id, self._named(generator, model), started)
             yield Found(answer_id, made.model_used, ())
@@ -372,7 +372,7 @@ class AnswerEngine:
             return self._fallback
         return self._generator
 
-    async def _retrieve(self, ask: Ask) -> list[Hit]:
+    async def _retrieve(self, ask: Ask, *, shown: bool) -> list[Hit]:
         quality = self._rules.quality
         question = Question(
             text=ask.text,
@@ -380,6 +380,7 @@ class AnswerEngine:
             where=SearchFilter(principal=ask.principal),
             top_k=quality.candidates(ask.wanted_chunks),
             budget_tokens=_ANY_BUDGET_TOKENS,
+            looked_at_again=not shown,  # by the evidence, when it is kept; what is shown leaves before
         )
         try:
             async with asyncio.timeout(self._rules.retrieval_s):

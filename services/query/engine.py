@@ -38,13 +38,19 @@ _ROUNDS = 4  # re-reads after a replaced or withdrawn candidate, refills after d
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked; who asks is the filter's principal."""
+    """What is asked; who asks is the filter's principal.
+
+    Attributes:
+        looked_at_again: whoever asks has the ledger judge the hits once more before anything leaves: the last look here
+            would be one too many.
+    """
 
     text: str
     mode: str
     where: SearchFilter
     top_k: int
     budget_tokens: int
+    looked_at_again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +212,8 @@ class QueryEngine:
                 continue
             shown, context = self._fit(ranking.hits, question.budget_tokens)
             watch.lap("assemble")
+            if question.looked_at_again:
+                break
             # Q3: the last thing that happens
             live = await self._ledger.still_live([hit.passage.ref for hit in shown], question.where.principal)
             watch.lap("guard")

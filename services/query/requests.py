@@ -82,19 +82,20 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def _services(request: Request) -> QueryServices:
+# Coroutines, because the framework calls plain functions in a thread.
+async def _services(request: Request) -> QueryServices:
     services: QueryServices = request.app.state.services
     return services
 
 
-def _caller(request: Request) -> Caller:
+async def _caller(request: Request) -> Caller:
     caller: Caller | None = request.state.caller  # the gate put it there
     if caller is None:
         raise Unauthenticated("credentials are needed")
     return caller
 
 
-def _may_know_details(request: Request) -> bool:
+async def _may_know_details(request: Request) -> bool:
     """Addresses and reasons are for those who showed credentials, or where none are asked for."""
     return request.state.caller is not None
 

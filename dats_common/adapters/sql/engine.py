@@ -11,7 +11,7 @@ from itertools import groupby
 from uuid import uuid4
 
 from asyncpg.exceptions import InternalClientError
-from sqlalchemy import URL, text
+from sqlalchemy import URL, BigInteger, ColumnElement, literal_column, select
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -21,7 +21,8 @@ from dats_common.adapters.sql.schema import newest_version, upgrade, version_of
 from dats_common.domain.model import ArtifactKey
 from dats_common.errors import ConfigurationError, LedgerUnavailable
 
-_SERVER_CLOCK = text("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
+_SERVER_CLOCK = literal_column("(extract(epoch FROM clock_timestamp()) * 1000000)::bigint", BigInteger)
+_ASK_SERVER_CLOCK = select(_SERVER_CLOCK)
 
 
 def unix_microseconds() -> int:
@@ -104,7 +105,11 @@ class Database:
         """The ledger's clock as an ORD."""
         if self.is_sqlite:
             return self.clock()
-        return int((await connection.execute(_SERVER_CLOCK)).scalar_one())
+        return int((await connection.execute(_ASK_SERVER_CLOCK)).scalar_one())
+
+    def now_inline(self) -> int | ColumnElement[int]:
+        """The same as a value within a statement, for whom a round trip is too much and who need not know it."""
+        return self.clock() if self.is_sqlite else _SERVER_CLOCK
 
 
 def _brief(error: Exception) -> str:

@@ -36,6 +36,7 @@ from dats_common.errors import NotFound
 from dats_common.ports import Evidence
 from dats_common.records import AnswerRecord, KeptAnswer
 
+_Clock = int | ColumnElement[int]
 _Part = tuple[str | None, Sequence[ArtifactKey]]
 """The tenant to act for, and artifacts."""
 
@@ -64,7 +65,7 @@ class SqlEvidence:
             await _hold(connection, keys)
             shown = await _shown_now(connection, keys)
             fallen = {ref.key for ref in record.refs if not _is_live(ref, shown.get(ref.key))}
-            now = await self._database.now(connection)
+            now = self._database.now_inline()
             await connection.execute(
                 insert(answers).values(
                     # It never left: there is nobody to tell that it is recalled.
@@ -334,7 +335,7 @@ def _includes(seen: frozenset[str] | None, asked: list[str] | None) -> bool:
     return seen is None or (asked is not None and seen.issuperset(asked))
 
 
-def _columns(record: AnswerRecord, *, created_at: int, recalled_at: int | None) -> dict[str, Any]:
+def _columns(record: AnswerRecord, *, created_at: _Clock, recalled_at: _Clock | None) -> dict[str, Any]:
     return {
         "answer_id": record.answer_id,
         "tenant_id": record.tenant_id,
