@@ -17,6 +17,7 @@ from dats_common.domain.fusion import FusionRules, fuse, holds_the_terms
 from dats_common.domain.model import ChunkRef, SparseVector
 from dats_common.ports import Encoder, Index, Ledger, Leg
 from dats_common.records import Candidate, Passage, SearchFilter
+from services.query.query_vectors import QueryVectors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -175,6 +176,7 @@ class QueryEngine:
         fusion: FusionRules,
     ) -> None:
         self._encoder = encoder
+        self._vectors = QueryVectors(encoder)
         self._index = index
         self._ledger = ledger
         self._min_similarity = min_similarity
@@ -230,7 +232,7 @@ class QueryEngine:
         )
 
     async def _encode(self, question: Question) -> _Asked:
-        dense = (await self._encoder.encode([question.text], kind="query"))[0]
+        dense = await self._vectors.of(question.text, tenant_id=question.where.principal.tenant_id)
         legs = MODES[question.mode]
         terms = sparse.encode_query(question.text) if "sparse" in legs else None
         identifiers: frozenset[int] = sparse.identifier_ids(question.text) if terms else frozenset()

@@ -88,7 +88,7 @@ async def answers(*, quick: bool) -> list[Figure]:
 
 async def _measure(servers: Servers, ollama: ScriptedOllama, *, chunks: int, count: int) -> list[Figure]:
     environment = {**servers.environment, "OLLAMA_BASE_URL": ollama.url}
-    asked = questions(count)
+    asked, others = questions(count), questions(20, seed=2)  # a replica knows the vectors of what it was asked
     label = f"{servers.name}, {chunks // 1000}k chunks"
     figures: list[Figure] = []
     with scratch_settings(replace(servers, environment=environment)) as settings:
@@ -96,12 +96,12 @@ async def _measure(servers: Servers, ollama: ScriptedOllama, *, chunks: int, cou
             await fill(settings, encoder, Filled(), chunks=chunks, domain="docs", tag=TAG)
         async with open_scene(settings, servers) as scene:
             await index_real(scene)
-            await _search(scene.client, asked[:20])
+            await _search(scene.client, others)
             searched = await _search(scene.client, asked)
         figures += latencies("answers", f"{label}: search by the same questions", searched, 50, 95)
         for course in COURSES:
             async with _open_course(settings, servers, course) as scene:
-                await _ask(scene.client, asked[:20], course.options, ollama)
+                await _ask(scene.client, others, course.options, ollama)
                 cpu_s = scene.cpu_s(*_ROLES)
                 answered = await _ask(scene.client, asked, course.options, ollama)
                 cpu_s = scene.cpu_s(*_ROLES) - cpu_s

@@ -64,7 +64,7 @@ async def _publish(scene: Scene, documents: dict[str, str]) -> dict[str, float]:
 async def _ask(scene: Scene, stop: asyncio.Event) -> list[float]:
     """Seconds of each query, at a steady rate until stopped."""
     spent: list[float] = []
-    asked = questions(200)
+    asked = questions(5000)  # none twice, whose vector would be known
     while not stop.is_set():
         started = time.perf_counter()
         await scene.client.query(asked[len(spent) % len(asked)], PROJECT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
@@ -412,6 +412,22 @@ async def test_the_legs_weigh_as_the_request_s_domain_says(rig: Rig, indexed: li
         where = SearchFilter(LAPTOP, domain=domain)
         answer = await engine.retrieve(Question("a report", "hybrid", where, top_k=2, budget_tokens=1000))
         assert answer.hits[0].passage.ref == first, domain
+
+
+async def test_a_question_asked_again_is_not_encoded_again(
+    replica: httpx.AsyncClient, rig: Rig, indexed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[str] = []
+    encode = rig.encoder.encode
+
+    async def counting(texts: Sequence[str], *, kind: Any) -> Any:
+        encoded.extend(texts)
+        return await encode(texts, kind=kind)
+
+    monkeypatch.setattr(rig.encoder, "encode", counting)
+    bodies = [await ask(replica, "invoice report") for _ in range(2)]
+    assert bodies[0]["sources"] == bodies[1]["sources"] != []
+    assert encoded == ["invoice report"]
 
 
 # -------------------------------------------------------------------------------------------------------------- guard
