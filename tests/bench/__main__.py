@@ -17,6 +17,7 @@ from tests.bench.figures import Figure, Kind
 from tests.bench.ingest import ingest
 from tests.bench.machine import this_machine
 from tests.bench.query import query
+from tests.bench.replica import replica
 from tests.bench.report import as_json, as_markdown, ordered, rewrite, value, verdict
 from tests.bench.steady import steady
 from tests.bench.taint import taint
@@ -28,6 +29,7 @@ BENCHMARKS: Mapping[str, Callable[..., Awaitable[list[Figure]]]] = {
     "answers": answers,
     "taint": taint,
     "steady": steady,
+    "replica": replica,
 }
 
 

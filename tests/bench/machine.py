@@ -88,6 +88,12 @@ def cpu_s(pids: Iterable[int]) -> float:
     return ticks / _TICKS_PER_S
 
 
+def resident_mb(pid: int) -> float:
+    """Memory of a process that is in RAM now."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])  # Source: proc(5), statm.
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
 def tree(root: int) -> list[int]:
     """A process and all its living descendants."""
     return [root, *(pid for child in children(root) for pid in tree(child))]
