@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dats_common.contracts.answers import AnswerResponse, Citation, Claim, ConfidenceScore, RouteTarget
-from dats_common.domain.citations import snippet, snippet_full
+from dats_common.domain.snippets import snippet, snippet_full
 from services.query.answering import Answer
 from services.query.engine import Hit
 

@@ -28,8 +28,8 @@ from dats_common.contracts.events import build_embed_command
 from dats_common.contracts.fields import ArtifactId, TenantId
 from dats_common.contracts.topology import COMMANDS_QUEUE
 from dats_common.domain.access import Principal
-from dats_common.domain.citations import snippet
 from dats_common.domain.model import ArtifactKey, EventTime, Scope, Taint
+from dats_common.domain.snippets import snippet
 from dats_common.errors import Forbidden, QueueFull
 from dats_common.maintenance.recall import recalled
 from dats_common.records import ArtifactOutcome, SearchFilter, TaintReceipt

@@ -20,10 +20,9 @@ from dats_common.domain.citations import (
     defuse_markers,
     fold,
     resolve,
-    snippet,
-    snippet_full,
     strip_markers,
 )
+from dats_common.domain.snippets import snippet, snippet_full
 
 ISSUED = Issued.of(ISSUED_IDS)
 FIRST, SECOND, THIRD = map(canonical, ISSUED_IDS)
@@ -229,7 +228,7 @@ def test_what_may_pass_as_a_stretch_leaves_as_it_would_sign_by_sign(answer: str,
         left = stream.feed(answer[:cut]) + stream.feed(answer[cut:]) + stream.finish()
         return Resolved(left, stream.source_ids, stream.spans, stream.refused), left, defuse_markers(answer)
 
-    with mock.patch("dats_common.domain.citations._PLAIN", re.compile("(?!)")):
+    with mock.patch("dats_common.domain.citations.stream._PLAIN", re.compile("(?!)")):
         sign_by_sign = read()
     assert read() == sign_by_sign
 
