@@ -7,8 +7,8 @@ from typing import Any
 
 from dats_common.contracts.answers import AnswerResponse, Citation, Claim, ConfidenceScore, RouteTarget
 from dats_common.domain.snippets import snippet, snippet_full
-from services.query.answering import Answer
 from services.query.engine import Hit
+from services.query.happenings import Answer
 
 
 def response_of(made: Answer) -> AnswerResponse:

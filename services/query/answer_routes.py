@@ -26,8 +26,8 @@ from dats_common.errors import (
 from dats_common.records import KeptAnswer
 from dats_common.telemetry.logs import log
 from services.query.answer_bodies import response_of
-from services.query.answering import Answer, Ask, Withdrawn
 from services.query.event_stream import HEADERS, MEDIA_TYPE, MOST_EVENTS, as_events, event, position
+from services.query.happenings import Answer, Ask, Withdrawn
 from services.query.requests import PROBLEMS, Asking, Services, StrictJsonRoute, within
 from services.query.services import QueryServices
 

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from dats_common.domain import extractive
 from dats_common.domain.access import Principal
 from dats_common.domain.answerability import answerability
-from dats_common.domain.budget import BudgetRules, ModelLimits, allocate
-from dats_common.domain.citations import Issued, MarkerStream, Resolved, resolve
+from dats_common.domain.budget import BudgetRules, ModelLimits
+from dats_common.domain.citations import Resolved, resolve
 from dats_common.domain.claims import NO_OPINIONS, Claim, judge_claims, only_supported
 from dats_common.domain.confidence import NO_CONFIDENCE, Action, Confidence, action_for, confidence
 from dats_common.domain.grounding import Grounding, Pair
@@ -27,11 +25,7 @@ from dats_common.domain.model import ArtifactKey, ChunkRef
 from dats_common.domain.prompt import (
     INSUFFICIENT,
     INSUFFICIENT_CONTEXT,
-    Message,
-    PromptSource,
-    build_messages,
     prompt_hash,
-    show_source,
 )
 from dats_common.domain.quality import QualityRules, select
 from dats_common.domain.route_target import (
@@ -42,7 +36,6 @@ from dats_common.domain.route_target import (
     to_admin,
     to_owner,
 )
-from dats_common.domain.tokens import CountBasis
 from dats_common.errors import (
     ContextError,
     ContextTruncatedError,
@@ -54,7 +47,10 @@ from dats_common.errors import (
 )
 from dats_common.ports import Evidence, Generator, Ledger, Owners, SupportScorer, TokenCounter
 from dats_common.records import AnswerRecord, Assignment, Drafted, Scored, SearchFilter
+from services.query.drafting import Draft
 from services.query.engine import Hit, QueryEngine, Question
+from services.query.happenings import Answer, Ask, Cited, Found, Happening, Withdrawn, new_answer_id
+from services.query.prompting import Prompt, PromptBuilder
 
 LOOK_EVERY_S = 0.2
 """Between two looks at the sources while a draft is shown as it is written."""
@@ -94,101 +90,6 @@ class AnswerRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """A question, who asks, and what it may take.
-
-    Attributes:
-        history: the conversation so far, the oldest first; nobody's but the user's and the assistant's.
-        strict: leave out every sentence that its sources do not support.
-    """
-
-    text: str
-    principal: Principal
-    actor: str
-    history: tuple[Message, ...] = ()
-    model: str | None = None
-    wanted_chunks: int = 5
-    strict: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """An answer that may leave: its evidence is kept and its sources stood at that moment.
-
-    Attributes:
-        answerability: whether the sources seem to hold an answer at all, in [0, 1]; no part of the confidence.
-        citations: the hits that the text cites, in the order of their first mention.
-        refused_markers: citations that were removed, because nobody had issued them.
-    """
-
-    answer_id: str
-    text: str
-    confidence: Confidence
-    answerability: float
-    citations: tuple[Hit, ...]
-    claims: tuple[Claim, ...]
-    action: Action
-    route_to: RouteTarget | None
-    model_used: str
-    chunks_used: int
-    context_tokens: int
-    generation_ms: float
-    refused_markers: int = 0
-
-    @property
-    def grounded(self) -> bool:
-        """Whether it cites at least one source."""
-        return bool(self.citations)
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The sources that the model is given, before it writes."""
-
-    answer_id: str
-    model: str
-    hits: tuple[Hit, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Cited:
-    """A source that the text has just cited for the first time."""
-
-    hit: Hit
-
-
-@dataclass(frozen=True, slots=True)
-class Withdrawn:
-    """A source fell while the answer was written: what was shown of it must be taken back."""
-
-    answer_id: str
-    fallen: tuple[ArtifactKey, ...]
-
-
-Happening = Found | str | Cited | Answer | Withdrawn
-"""What becomes known while an answer is made; a string is text that may be shown."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    """What the model is sent, and what its aliases stand for."""
-
-    assignment: Assignment
-    issued: Issued
-    hits: tuple[Hit, ...]
-    counted_tokens: int
-    basis: CountBasis
-    context_tokens: int
-
-    @property
-    def context(self) -> str:
-        return "\n".join(hit.passage.text for hit in self.hits)
-
-    def hit_of(self, source_id: str) -> Hit:
-        return next(hit for hit in self.hits if hit.passage.ref.source_id == source_id)
-
-
-@dataclass(frozen=True, slots=True)
 class _Weighed:
     """What is left of a draft, and what it claims.
 
@@ -199,11 +100,6 @@ class _Weighed:
     resolved: Resolved
     claims: tuple[Claim, ...]
     doubt: str = ""
-
-
-def new_answer_id() -> str:
-    """Names an answer that nobody else has named."""
-    return f"ans-{uuid.uuid4()}"
 
 
 class AnswerEngine:
@@ -235,7 +131,6 @@ class AnswerEngine:
         self._retrieval = retrieval
         self._generator = generator
         self._fallback = fallback
-        self._counter = counter
         self._ledger = ledger
         self._evidence = evidence
         self._owners = owners
@@ -244,8 +139,7 @@ class AnswerEngine:
         self.scorer = scorer
         self._judge_for = judge_for
         self._look_every_s = look_every_s
-        # Rules and sources come again; a better basis counts anew.
-        self._counted = lru_cache(maxsize=1024)(lambda text, model, basis: counter.count(text, model=model))
+        self._prompts = PromptBuilder(counter=counter, budget=rules.budget, temperature=rules.temperature)
 
     async def answer(self, ask: Ask) -> Answer:
         """A whole answer; where a source falls meanwhile it is written again from what stands.
@@ -279,11 +173,11 @@ class AnswerEngine:
             yield made.text
             yield made
             return
-        prompt = self._prompt(ask, hits, model=model, limits=limits)
+        prompt = self._prompts.build(ask, hits, model=model, limits=limits)
         if not prompt.hits:
             raise ContextError("no source fits the model's window beside rules, question and conversation")
         yield Found(answer_id, self._named(generator, model), prompt.hits)
-        draft = _Draft(
+        draft = Draft(
             prompt,
             generator,
             stands=self._stands(prompt, ask.principal),
@@ -308,7 +202,7 @@ class AnswerEngine:
                 yield Cited(hit)
         yield made
 
-    async def _write(self, model: str, draft: _Draft) -> AsyncGenerator[str | Cited]:
+    async def _write(self, model: str, draft: Draft) -> AsyncGenerator[str | Cited]:
         """What may be shown of a draft while it is written. One that has not begun when its server goes away is given
         to the fallback."""
         while True:
@@ -329,7 +223,7 @@ class AnswerEngine:
             yield each
 
     @asynccontextmanager
-    async def _while_it_stands(self, draft: _Draft, *, watched: bool) -> AsyncIterator[None]:
+    async def _while_it_stands(self, draft: Draft, *, watched: bool) -> AsyncIterator[None]:
         """End the block early once a source has fallen: a model may take seconds for a token or a rating, and what was
         shown must be taken back meanwhile. What is awaited then is cancelled, so that who iterates over happenings with
         a watch on them must await nothing else in between.
@@ -346,7 +240,7 @@ class AnswerEngine:
             if not draft.fell:
                 raise
 
-    async def _watch(self, draft: _Draft, limit: asyncio.Timeout) -> None:
+    async def _watch(self, draft: Draft, limit: asyncio.Timeout) -> None:
         while not draft.fell:
             await asyncio.sleep(self._look_every_s)
             try:
@@ -389,48 +283,7 @@ class AnswerEngine:
             raise DeadlineExceeded(f"no sources within {self._rules.retrieval_s} s") from error
         return select(found.hits, rules=quality, wanted=ask.wanted_chunks)
 
-    def _prompt(self, ask: Ask, hits: Sequence[Hit], *, model: str, limits: ModelLimits) -> _Prompt:
-        basis = self._counter.basis(model)
-        sources = [_prompt_source(alias, hit) for alias, hit in enumerate(hits, start=1)]
-        # Each part once: counting is what costs here, and tokens do not reach across the lines between the parts.
-        source_tokens = [self._counted(f"{show_source(source)}\n\n", model, basis) for source in sources]
-        ours, *history, asked = build_messages(ask.text, sources=(), history=ask.history)
-        history_tokens = [self._counter.count(each.content, model=model) for each in history]
-        asked_tokens = self._counter.count(asked.content, model=model)
-        fixed_tokens = self._counted(ours.content, model, basis) + asked_tokens + basis.prompt_tokens
-        allocation = allocate(
-            fixed_tokens=basis.at_most(fixed_tokens),
-            history_tokens=[basis.at_most(tokens + basis.conversation_tokens(1)) for tokens in history_tokens],
-            source_tokens=[basis.at_most(tokens) for tokens in source_tokens],
-            limits=limits,
-            rules=self._rules.budget,
-        )
-        used = [hits[position] for position in allocation.sources]
-        shown = tuple(_prompt_source(alias, hit) for alias, hit in enumerate(used, start=1))
-        first_kept = len(ask.history) - allocation.history
-        messages = build_messages(ask.text, sources=shown, history=ask.history[first_kept:])
-        context_tokens = sum(source_tokens[position] for position in allocation.sources)
-        return _Prompt(
-            assignment=Assignment(
-                question=ask.text,
-                messages=messages,
-                sources=shown,
-                model=model,
-                window_tokens=limits.context_window,
-                max_response_tokens=allocation.response_tokens,
-                temperature=self._rules.temperature,
-            ),
-            issued=Issued.of(source.source_id for source in shown),
-            hits=tuple(used),
-            counted_tokens=fixed_tokens
-            + sum(history_tokens[first_kept:])
-            + basis.conversation_tokens(allocation.history)
-            + context_tokens,
-            basis=basis,
-            context_tokens=context_tokens,
-        )
-
-    def _stands(self, prompt: _Prompt, principal: Principal) -> Callable[[], Awaitable[bool]]:
+    def _stands(self, prompt: Prompt, principal: Principal) -> Callable[[], Awaitable[bool]]:
         refs = [hit.passage.ref for hit in prompt.hits]
 
         async def stands() -> bool:
@@ -440,7 +293,7 @@ class AnswerEngine:
 
     # -------------------------------------------------------------------------------------------------- after the draft
 
-    def _require_whole(self, prompt: _Prompt, draft: _Draft) -> None:
+    def _require_whole(self, prompt: Prompt, draft: Draft) -> None:
         """Raises: ContextTruncatedError: by its own count the model cannot have read all of the prompt."""
         evaluated = draft.end.prompt_tokens if draft.end else None
         if evaluated is not None and prompt.basis.was_cut(counted=prompt.counted_tokens, evaluated=evaluated):
@@ -448,7 +301,7 @@ class AnswerEngine:
                 f"the model read {evaluated} tokens of a prompt of about {prompt.counted_tokens}: its window was cut"
             )
 
-    async def _judge(self, ask: Ask, answer_id: str, prompt: _Prompt, draft: _Draft, started: float) -> Answer:
+    async def _judge(self, ask: Ask, answer_id: str, prompt: Prompt, draft: Draft, started: float) -> Answer:
         generator = draft.generator
         judge = self._judge_for(prompt.assignment) if self._judge_for and generator is self._generator else None
         weighed = await self._weigh(ask, prompt, draft, judge=judge)
@@ -475,7 +328,7 @@ class AnswerEngine:
             refused_markers=resolved.refused,
         )
 
-    async def _weigh(self, ask: Ask, prompt: _Prompt, draft: _Draft, *, judge: SupportScorer | None) -> _Weighed:
+    async def _weigh(self, ask: Ask, prompt: Prompt, draft: Draft, *, judge: SupportScorer | None) -> _Weighed:
         """The draft's claims, by all opinions that are to be had; of a strict answer only what is supported is left."""
         resolved = resolve(draft.text, prompt.issued)
         if not draft.fell and not resolved.text.strip():
@@ -546,10 +399,10 @@ class AnswerEngine:
         await self._evidence.keep(self._record(ask, made, prompt=None, end=None))
         return made
 
-    async def _keep(self, ask: Ask, made: Answer, prompt: _Prompt, draft: _Draft) -> tuple[ArtifactKey, ...]:
+    async def _keep(self, ask: Ask, made: Answer, prompt: Prompt, draft: Draft) -> tuple[ArtifactKey, ...]:
         return await self._evidence.keep(self._record(ask, made, prompt=prompt, end=draft.end))
 
-    def _record(self, ask: Ask, made: Answer, *, prompt: _Prompt | None, end: Drafted | None) -> AnswerRecord:
+    def _record(self, ask: Ask, made: Answer, *, prompt: Prompt | None, end: Drafted | None) -> AnswerRecord:
         refs: tuple[ChunkRef, ...] = tuple(hit.passage.ref for hit in prompt.hits) if prompt else ()
         return AnswerRecord(
             answer_id=made.answer_id,
@@ -572,68 +425,5 @@ class AnswerEngine:
         )
 
 
-class _Draft:
-    """What the model has written so far, and how much of it may be shown."""
-
-    def __init__(
-        self,
-        prompt: _Prompt,
-        generator: Generator,
-        *,
-        stands: Callable[[], Awaitable[bool]],
-        look_every_s: float,
-        shown: bool,
-    ) -> None:
-        self.prompt = prompt
-        self.generator = generator
-        self._stands = stands
-        self._look_every_s = look_every_s
-        self._is_shown = shown
-        self._markers = MarkerStream(prompt.issued)
-        self._raw: list[str] = []
-        self._looked_s = time.monotonic()
-        self.end: Drafted | None = None
-        self.fell = False
-
-    @property
-    def text(self) -> str:
-        """As the model wrote it, markers and all."""
-        return "".join(self._raw)
-
-    async def take(self, piece: str | Drafted) -> list[str | Cited]:
-        """What may be shown now; nothing once a source has fallen."""
-        if isinstance(piece, Drafted):
-            self.end = piece
-            return []
-        self._raw.append(piece)
-        await self.look()
-        return self._shown(self._markers.feed(piece)) if self._is_shown and not self.fell else []
-
-    async def look(self) -> None:
-        """Whether all sources stand still; not more often than is needed."""
-        if not self.fell and time.monotonic() - self._looked_s >= self._look_every_s:
-            self.fell = not await self._stands()
-            self._looked_s = time.monotonic()
-
-    def rest(self) -> list[str | Cited]:
-        """What was held back as a possible marker."""
-        return self._shown(self._markers.finish()) if self._is_shown and not self.fell else []
-
-    def _shown(self, text: str) -> list[str | Cited]:
-        new = [Cited(self.prompt.hit_of(source_id)) for source_id in self._markers.new_citations()]
-        return [*([text] if text else []), *new]
-
-
 def _by_pair(asked: Sequence[Pair], scored: Scored) -> dict[Pair, float]:
     return {pair: score for pair, score in zip(asked, scored.scores, strict=True) if score is not None}
-
-
-def _prompt_source(alias: int, hit: Hit) -> PromptSource:
-    metadata = hit.passage.metadata
-    return PromptSource(
-        alias=alias,
-        source_id=hit.passage.ref.source_id,
-        document_name=metadata.title or hit.passage.ref.key.artifact_id,
-        text=hit.passage.text,
-        similarity=hit.similarity,
-    )

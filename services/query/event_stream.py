@@ -11,7 +11,7 @@ from typing import Any
 
 from dats_common.errors import DatsError, InvalidInput
 from services.query.answer_bodies import citation_of, response_of
-from services.query.answering import Answer, Cited, Found, Happening, Withdrawn
+from services.query.happenings import Answer, Cited, Found, Happening, Withdrawn
 from services.query.problems import response_for
 
 MEDIA_TYPE = "text/event-stream"

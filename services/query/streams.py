@@ -16,7 +16,8 @@ from time import perf_counter
 from dats_common.errors import DatsError, DeadlineExceeded, InvalidInput, Unavailable
 from dats_common.ports import Ledger
 from dats_common.telemetry.logs import log
-from services.query.answering import Answer, AnswerEngine, Ask, Found, Happening, Withdrawn, new_answer_id
+from services.query.answering import AnswerEngine
+from services.query.happenings import Answer, Ask, Found, Happening, Withdrawn, new_answer_id
 
 GRACE_S = 2.0
 """A listener whose connection broke may come back within this; then the model is stopped."""

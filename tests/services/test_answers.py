@@ -23,7 +23,7 @@ from dats_common.domain.model import ArtifactKey, EventTime, Taint
 from dats_common.domain.prompt import INSUFFICIENT
 from dats_common.errors import InvalidInput, LLMConnectionError, LLMTimeoutError, ModelUnavailableError, Unavailable
 from dats_common.records import Assignment, TagOwner, User
-from services.query.answering import Answer, Ask, Found, Withdrawn
+from services.query.happenings import Answer, Ask, Found, Withdrawn
 from services.query.streams import Streams
 
 ASK = {"query": "a report on invoices"}
