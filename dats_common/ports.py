@@ -255,6 +255,11 @@ class Generator(Protocol):
         Never raises for a bad or late rating: an answer is not lost over it.
         """
 
+    def second_calls(self) -> AbstractAsyncContextManager[Generator]:
+        """A turn for what is asked about a draft that is done, one call after the other: it goes before drafts that
+        wait. Raises: LLMTimeoutError: none came.
+        """
+
     async def warm_up(self, model: str, *, window_tokens: int) -> None:
         """Have a model ready for its first answer. Raises: ModelUnavailableError, LLMConnectionError."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from dats_common.domain.extractive import MODEL, Extract, ExtractSource, extract
 from dats_common.domain.prompt import INSUFFICIENT
@@ -21,6 +22,9 @@ class ExtractiveGenerator:
 
     async def rate(self, assignment: Assignment, answer: str) -> int | None:
         return _extract(assignment).rating
+
+    def second_calls(self) -> AbstractAsyncContextManager[ExtractiveGenerator]:
+        return nullcontext(self)
 
     async def warm_up(self, model: str, *, window_tokens: int) -> None:
         return

@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,6 +87,9 @@ class Writer:
 
     async def rate(self, assignment: Assignment, answer: str) -> int | None:
         raise AssertionError("a judge rates nothing")
+
+    def second_calls(self) -> AbstractAsyncContextManager[Any]:
+        return nullcontext(self)
 
     async def warm_up(self, model: str, *, window_tokens: int) -> None:
         return

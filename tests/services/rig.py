@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -224,6 +224,9 @@ class Model:
     async def rate(self, assignment: Assignment, answer: str) -> int | None:
         await self.rated.passed()
         return self.rating
+
+    def second_calls(self) -> AbstractAsyncContextManager[Any]:
+        return nullcontext(self)
 
     async def warm_up(self, model: str, *, window_tokens: int) -> None:
         await self.ping()

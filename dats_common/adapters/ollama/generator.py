@@ -138,15 +138,11 @@ class OllamaGenerator:
 
     @asynccontextmanager
     async def second_calls(self) -> AsyncIterator[OllamaGenerator]:
-        """The same generator with one slot, for what is asked about a draft that is done: one chat after the other.
-
-        It goes before every draft that waits for a slot, and is not refused where too many do.
-
-        Raises: LLMTimeoutError: no slot became free in the time in which any draft must end.
-        """
+        """See `ports.Generator`: the same generator with one slot. It is not refused where too many drafts wait, and
+        waits no longer than any draft may take."""
         until = asyncio.get_running_loop().time() + self._timeouts.total_s
         async with self._slots.held(until=until, urgent=True):
-            ours = copy(self)
+            ours = copy(self)  # all that it knows is shared; only its slot is its own
             ours._slots = Slots(concurrent=1, queue=0)
             yield ours
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
-from typing import Protocol, runtime_checkable
+from contextlib import aclosing
 
 from dats_common.adapters.support.verdicts import VERDICT_SCHEMA, read_verdict, verdict_messages
 from dats_common.domain.grounding import Pair
@@ -20,14 +19,6 @@ MOST_PROMPT_TOKENS = 32_768
 
 _VERDICT_MAX_TOKENS = 32
 """The object is some seven tokens, and some models space it out."""
-
-
-@runtime_checkable
-class TakesTurns(Protocol):
-    """A generator that is shared: what is asked about a draft that is done goes before drafts that wait."""
-
-    def second_calls(self) -> AbstractAsyncContextManager[Generator]:
-        """A turn for calls that follow one another. Raises: RAGServiceError: none came."""
 
 
 class ModelJudge:
@@ -66,7 +57,7 @@ class ModelJudge:
         trouble = ""
         try:
             # The time is the judge's own: it begins when others' drafts have made room.
-            async with self._turn() as generator, asyncio.timeout(self._timeout_s):
+            async with self._generator.second_calls() as generator, asyncio.timeout(self._timeout_s):
                 left_tokens = self._most_prompt_tokens
                 for pair in pairs[: self._most_calls]:
                     assignment = self._assignment(pair)
@@ -91,10 +82,6 @@ class ModelJudge:
     async def ping(self) -> None:
         """See `ports.SupportScorer`."""
         await self._generator.ping()
-
-    def _turn(self) -> AbstractAsyncContextManager[Generator]:
-        generator = self._generator
-        return generator.second_calls() if isinstance(generator, TakesTurns) else nullcontext(generator)
 
     async def _verdict(
         self, generator: Generator, assignment: Assignment, *, counted: int, basis: CountBasis
