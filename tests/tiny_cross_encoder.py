@@ -72,7 +72,9 @@ def _save_graph(model: Any, file: Path) -> None:
     import openvino
     import torch
 
-    example = {name: torch.ones((1, 4), dtype=torch.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}
+    example = {
+        name: torch.ones((1, 4), dtype=torch.int64) for name in ("input_ids", "attention_mask", "token_type_ids")
+    }
     file.parent.mkdir()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # OpenVINO traces with what PyTorch calls deprecated
