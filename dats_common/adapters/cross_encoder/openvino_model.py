@@ -97,7 +97,7 @@ def load_openvino(folder: Path, graph: Path, *, threads: int) -> OpenVinoModel:
     tokenizer.no_padding()
     tokenizer.enable_truncation(_window(folder))
     model = openvino.Core().read_model(str(graph))
-    _without_rounded_activations(model)
+    without_rounded_activations(model)
     threads = threads or len(os.sched_getaffinity(0))
     compiled = openvino.Core().compile_model(
         model,
@@ -134,7 +134,7 @@ def _read(folder: Path, name: str) -> dict[str, Any]:
     return read
 
 
-def _without_rounded_activations(model: Any) -> None:
+def without_rounded_activations(model: Any) -> None:
     """Take what int8 exports do to activations out of a graph, in place; stored weights stay as they are.
 
     Dynamic quantisation rounds every activation to int8 by its own range before each product. OpenVINO has no kernel
