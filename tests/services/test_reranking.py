@@ -15,12 +15,16 @@ from structlog.testing import capture_logs
 from tiny_cross_encoder import save_cross_encoder
 
 from dats_common.adapters.memory_reranker import MemoryReranker
+from dats_common.domain.model import ArtifactKey, ChunkRef, SourceMetadata
 from dats_common.errors import RerankerUnavailable
+from dats_common.records import Passage
 from dats_common.settings import Settings
-from dats_common.settings.sections import Query, Reranking
+from dats_common.settings.sections import Query
+from dats_common.settings.sections import Reranking as Chosen
 from dats_common.telemetry.metrics import Metrics
 from dats_common.telemetry.reranking import MeasuredReranker
-from services.query.reranking import NO_RERANKER, RerankRules
+from services.query.engine import Hit
+from services.query.reranking import NO_RERANKER, Reranking, RerankRules
 from services.query.wiring import open_reranker, rerank_rules
 
 QUESTION = "a report with totals"
@@ -141,17 +145,26 @@ async def test_fusion_has_its_share_in_the_order(shelf: Rig) -> None:
     assert orders[1] not in (NAMES, NAMES[::-1])
 
 
-async def test_equals_are_ordered_by_similarity_and_then_by_source_id(rig: Rig) -> None:
-    rig.validated("far", text("far", 3))
-    for name in ("c", "a", "b"):
-        rig.validated(name, text("near", 0))
-    async with rig.writer():
-        await rig.all_live("far", "a", "b", "c")
-    async with replica(rig, Ranks(lambda _: 0.5)) as client:
-        answer = await ask(client)
-    equal = [source["source_id"] for source in answer["sources"][:3]]
-    assert equal == sorted(equal)
-    assert shown(answer)[3] == "far"
+async def test_equals_are_ordered_by_similarity_and_then_by_source_id() -> None:
+    def hit(artifact: str, *, score: float, similarity: float, generation: int) -> Hit:
+        ref = ChunkRef(ArtifactKey("default", artifact), generation, 0)
+        return Hit(Passage(ref, artifact, 1, SourceMetadata("p"), 1), score, similarity, True, True)
+
+    hits = [
+        hit("worded", score=0.9, similarity=0.3, generation=1),
+        *(hit(f"twin-{number}", score=0.8, similarity=0.6, generation=9 - number) for number in range(5)),
+        hit("close", score=0.1, similarity=0.7, generation=2),
+    ]
+    rules = RerankRules(weight=1.0)
+    orders = []
+    for given in (hits, hits[::-1]):
+        reranking = Reranking("q", reranker=Ranks(lambda _: 0.5), rules=rules)
+        orders.append(await reranking.order(given))
+        assert reranking.reason is None
+    assert orders[0] == orders[1]
+    assert [each.similarity for each in orders[0]] == [0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.3]
+    twins = [each.passage.ref.source_id for each in orders[0][1:-1]]
+    assert twins == sorted(twins)
 
 
 async def test_what_holds_a_name_of_code_stays_first(rig: Rig) -> None:
@@ -290,15 +303,23 @@ async def test_the_deadline_is_for_all_rounds_of_a_question_together(shelf: Rig)
     """A taint during the first round makes a second one, which finds another passage to read."""
     reranker = Ranks(position)
     reranker.switch.hold()
+
+    async def passes_slowly() -> None:
+        reranker.switch.reached.set()
+        await reranker.switch.open.wait()
+        await asyncio.sleep(0.3)
+
+    reranker.switch.passed = passes_slowly  # type: ignore[method-assign]
     async with replica(shelf, reranker, deadline_s=0.5, max_pairs=2) as client:
         asking = asyncio.create_task(ask(client, top_k=2))
         await asyncio.wait_for(reranker.switch.reached.wait(), 20)
         await client.delete(f"/api/v1/embeddings/{NAMES[0]}")
-        reranker.switch.hold_the_next()
+        reranker.switch.open.set()
         answer = await asyncio.wait_for(asking, 20)
-    assert [len(read) for read in reranker.read] == [2, 1]
-    assert shown(answer) == NAMES[1:3]
-    assert told(answer)[0] is False
+    assert shown(answer) == NAMES[1:3], "as fusion has them"
+    reranked, reason = told(answer)
+    assert not reranked
+    assert "500 ms" in (reason or "")
 
 
 # -------------------------------------------------------------------------------------------------------------- wiring
@@ -308,7 +329,7 @@ async def test_the_settings_name_the_reranker_and_a_wrong_one_does_not_stop_the_
     shelf: Rig, tmp_path: Path
 ) -> None:
     def set_to(model: Path) -> Settings:
-        return Settings(query=Query(reranking=Reranking(enabled=True, model=str(model), max_pairs=7, deadline_ms=250)))
+        return Settings(query=Query(reranking=Chosen(enabled=True, model=str(model), max_pairs=7, deadline_ms=250)))
 
     assert rerank_rules(set_to(tmp_path)) == RerankRules(7, 0.7, 0.25, {"prose": True})
     metrics = Metrics()
