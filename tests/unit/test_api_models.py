@@ -275,7 +275,7 @@ def test_an_answer_reads_as_a_dict_too() -> None:
     assert "model_dump" not in answer
     spec_1 = ["id", "query", "context", "sources", "tokens_used", "search_mode", "metadata"]
     assert list(answer) == [*spec_1, "reranked", "rerank_reason"]
-    assert len(answer) == 7
+    assert len(answer) == 9
     assert dict(answer)["metadata"] == {"vector_results": 3}
     with pytest.raises(KeyError):
         answer["model_dump"]
