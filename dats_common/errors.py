@@ -10,6 +10,7 @@ DatsError
 │   ├── LedgerUnavailable
 │   ├── IndexUnavailable
 │   ├── EncoderUnavailable
+│   ├── RerankerUnavailable  never reaches a caller: answers keep the order of fusion
 │   ├── BrokerUnavailable
 │   ├── QueueFull           a 429
 │   ├── TooManyRequests     a 429: the caller's own limit
@@ -72,6 +73,10 @@ class IndexUnavailable(Unavailable):
 
 class EncoderUnavailable(Unavailable):
     """The embedding model did not answer."""
+
+
+class RerankerUnavailable(Unavailable):
+    """The reranker is not loaded, failed, or has its hands full. Answers do without it."""
 
 
 class BrokerUnavailable(Unavailable):

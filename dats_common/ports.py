@@ -88,6 +88,30 @@ class Encoder(Protocol):
         """Character spans of the model's tokens in `text`, without special tokens, in order."""
 
 
+# -------------------------------------------------------------------------------------------------------- reranker
+
+
+class Reranker(Protocol):
+    """Reads a query and a passage together and says how relevant the passage is, off the event loop.
+
+    It orders what the guard let through, and decides nothing.
+    """
+
+    @property
+    def model(self) -> str:
+        """The model's name or folder."""
+
+    async def rerank(self, query: str, passages: Sequence[str]) -> list[float]:
+        """The relevance of each passage, in [0, 1], in the order of `passages`.
+
+        It does not depend on the other passages of the call, nearly: 1e-5. The deadline is the caller's: what is
+        cancelled is dropped where it has not begun. Raises: RerankerUnavailable.
+        """
+
+    async def ping(self) -> None:
+        """Raises: RerankerUnavailable: nothing can be reranked."""
+
+
 # ----------------------------------------------------------------------------------------------------------- index
 
 

@@ -152,6 +152,7 @@ class RAGClient:
         user_id: str | None = None,
         user_tags: Sequence[str] | None = None,
         top_k: int | None = None,
+        rerank: bool | None = None,
     ) -> QueryResponse:
         """Query for relevant context. Raises: RAGError."""
         return await self._run(
@@ -166,6 +167,7 @@ class RAGClient:
                 user_id=user_id,
                 user_tags=user_tags,
                 top_k=top_k,
+                rerank=rerank,
             )
         )
 
@@ -314,6 +316,7 @@ class RAGClientSync:
         user_id: str | None = None,
         user_tags: Sequence[str] | None = None,
         top_k: int | None = None,
+        rerank: bool | None = None,
     ) -> QueryResponse:
         """Query for relevant context. Raises: RAGError."""
         return self._run(
@@ -328,6 +331,7 @@ class RAGClientSync:
                 user_id=user_id,
                 user_tags=user_tags,
                 top_k=top_k,
+                rerank=rerank,
             )
         )
 

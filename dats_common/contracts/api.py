@@ -142,6 +142,10 @@ class QueryRequest(Request):
     user_id: Identifier | None = None
     user_tags: Annotated[list[Tag], Field(max_length=MAX_TAGS)] | None = None
     top_k: Annotated[int, Field(ge=1, le=100)] = DEFAULT_TOP_K
+    rerank: Annotated[
+        bool | None,
+        Field(description="order by a cross-encoder; null: as query.reranking.domains has it for the domain"),
+    ] = None
 
     @field_validator("query")
     @classmethod
@@ -156,7 +160,7 @@ class SourceReference(Result):
 
     artifact_id: str
     provenance_id: str
-    relevance_score: float
+    relevance_score: Annotated[float, Field(description="cosine to the query, in [0, 1]; not what orders the sources")]
     snippet: str
     source_id: Annotated[str, Field(description="{document_id}:{chunk_index}, as citations name it")]
     chunk_index: int
@@ -174,6 +178,8 @@ class QueryResponse(Result):
     tokens_used: int
     search_mode: SearchMode
     metadata: dict[str, Any] = Field(default_factory=dict)
+    reranked: Annotated[bool, Field(description="the sources are in a cross-encoder's order")] = False
+    rerank_reason: Annotated[str | None, Field(description="why they are not although that was wanted")] = None
 
 
 # ---------------------------------------------------------------------------------------------------------- embed
@@ -282,9 +288,9 @@ class OllamaHealth(Result):
 
 
 class ComponentHealth(Result):
-    """One thing that the service stands on."""
+    """One thing that the service stands on; off: it was not asked for, and nothing is missing."""
 
-    status: Literal["ok", "unavailable"]
+    status: Literal["ok", "unavailable", "off"]
     detail: str = ""
 
 

@@ -13,6 +13,8 @@ LEAST_TERM_COVERAGE = 0.5
 """A chunk below the similarity cut stays if it holds at least this share of the query's distinct terms: an exact
 identifier is relevant whatever its embedding says, one common word of six is not."""
 
+_CERTAIN = 1e-12  # a logit of 28: beyond what rerankers give
+
 Method = Literal["score", "rrf"]
 
 
@@ -97,6 +99,31 @@ def by_score(candidates: Sequence[Found], *, weights: LegWeights) -> list[float]
         + (0.0 if each.sparse_score is None else weights.sparse * sparse.place(each.sparse_score))
         for each in candidates
     ]
+
+
+def blend(relevance: Sequence[float], fused: Sequence[float], *, weight: float) -> list[float]:
+    """A score for each reranked chunk: what the reranker says, and what the legs said before it.
+
+    Both are scaled from their least (0) to their greatest (1). A reranker's probabilities crowd at 0 and at 1; their
+    log-odds keep the distances by which it was trained.
+
+    Args:
+        relevance: the reranker's, in [0, 1].
+        fused: the scores of `fuse` for the same chunks.
+        weight: share of the relevance, from 0 to 1: at 1 the reranker alone decides.
+    """
+    odds = [_log_odds(each) for each in relevance]
+    by_relevance, by_fusion = _Scale.of(odds), _Scale.of(fused)
+    return [
+        weight * by_relevance.place(one) + (1 - weight) * by_fusion.place(other)
+        for one, other in zip(odds, fused, strict=True)
+    ]
+
+
+def _log_odds(probability: float) -> float:
+    """The logit; bounded where a probability is all but certain."""
+    bounded = min(1 - _CERTAIN, max(_CERTAIN, probability))
+    return math.log(bounded / (1 - bounded))
 
 
 @dataclass(frozen=True, slots=True)

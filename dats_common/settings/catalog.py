@@ -79,7 +79,7 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
-        return ", ".join(value)
+        return ", ".join(f"{name}: {shown(each)}" if isinstance(each, bool) else name for name, each in value.items())
     return _masked_url(value) if isinstance(value, str) and "://" in value else str(value)
 
 
@@ -89,7 +89,7 @@ def type_name(field: FieldInfo) -> str:
     if typing.get_origin(kind) is Literal:
         return " or ".join(map(str, typing.get_args(kind)))
     if typing.get_origin(kind) is dict:
-        return "names with settings"
+        return "names, each true or false" if typing.get_args(kind)[1] is bool else "names with settings"
     names: dict[Any, str] = {str: "text", int: "whole number", float: "number", bool: "true or false"}
     return {**names, SecretStr: "secret", Path: "path"}[kind]
 

@@ -193,11 +193,25 @@ class Fusion(LegWeights):
 
 
 class Reranking(Section):
-    """A cross-encoder after fusion."""
+    """A cross-encoder after fusion. Source of the figures: docs/retrieval.md."""
 
-    enabled: Annotated[bool, Reserved("the reranker")] = Field(False, description="rerank the fused candidates")
-    model: Annotated[str, Reserved("the reranker")] = Field(
-        "cross-encoder/ms-marco-MiniLM-L-6-v2", description="the cross-encoder"
+    enabled: bool = Field(False, description="load the cross-encoder; requests may then ask for it")
+    model: Annotated[str, Field(min_length=1)] = Field(
+        "cross-encoder/ms-marco-MiniLM-L-6-v2",
+        description="the cross-encoder: a folder, or a name that an installed package or the hub's cache here has; "
+        "nothing is downloaded",
+    )
+    max_pairs: Annotated[int, Field(ge=1, le=200)] = Field(10, description="passages that it reads for one query")
+    weight: Ratio = Field(0.7, description="its share in the order, the rest is fusion's; 1: it alone decides")
+    deadline_ms: Annotated[int, Field(ge=1, le=60_000)] = Field(
+        500, description="longest wait for it; then the answer keeps the order of fusion, and says so"
+    )
+    batch_size: Annotated[int, Field(ge=1, le=256)] = Field(8, description="pairs that run together; then others' turn")
+    threads: Annotated[int, Field(ge=0, le=1024)] = Field(0, description="its CPU threads on OpenVINO; 0: all cores")
+    domains: dict[str, bool] = Field(
+        {"prose": True},
+        description="whether hybrid searches for a domain that begins so are reranked unasked; the longest counts, and "
+        "an empty name is for all",
     )
 
 

@@ -67,6 +67,13 @@ class Metrics:
         self.support_missing = counter(
             "rag_support_scores_missing", "Sentences that a scorer was asked about and did not score", ("scorer",)
         )
+        self.rerank_latency = histogram(
+            "rag_rerank_latency_seconds",
+            "Time a reranker took for one query, by whether it was done in time; part of the query's",
+            ("outcome",),
+            LATENCY_BUCKETS_S,
+        )
+        self.reranked_pairs = counter("rag_reranked_pairs", "Passages that a reranker read with a query")
         self.answers = counter("rag_answers", "Answers by what follows from them", ("action", "grounded"))
         self.refused_citations = counter(
             "rag_citations_refused", "Citations that a model wrote and nobody had issued; they were removed"

@@ -15,9 +15,10 @@ from dats_common.domain import sparse
 from dats_common.domain.context import CODE_DOMAIN, Block, Context, assemble
 from dats_common.domain.fusion import FusionRules, fuse, holds_the_terms
 from dats_common.domain.model import ChunkRef, SparseVector
-from dats_common.ports import Encoder, Index, Ledger, Leg
+from dats_common.ports import Encoder, Index, Ledger, Leg, Reranker
 from dats_common.records import Candidate, Passage, SearchFilter
 from services.query.query_vectors import QueryVectors
+from services.query.reranking import Reranking, RerankRules
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,6 +45,7 @@ class Question:
     Attributes:
         looked_at_again: whoever asks has the ledger judge the hits once more before anything leaves: the last look here
             would be one too many.
+        rerank: None: as the rules have it for the domain, and only a hybrid search.
     """
 
     text: str
@@ -52,6 +54,7 @@ class Question:
     top_k: int
     budget_tokens: int
     looked_at_again: bool = False
+    rerank: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +62,8 @@ class Hit:
     """A passage that passed every guard, in ranked order.
 
     Attributes:
-        score: fused score: orders, means nothing by itself.
-        similarity: cosine to the question, in [0, 1].
+        score: fused score: orders where nothing was reranked, means nothing by itself.
+        similarity: cosine to the question, in [0, 1]; whatever ordered the hits.
     """
 
     passage: Passage
@@ -87,6 +90,8 @@ class Retrieved:
     Attributes:
         dropped: candidates that the guard refused: an unguarded read would have shown them.
         reason: why there is no context, or None.
+        reranked: the hits are in a reranker's order.
+        rerank_reason: why they are not although that was wanted, or None.
     """
 
     hits: tuple[Hit, ...]
@@ -94,6 +99,8 @@ class Retrieved:
     dropped: int
     reason: str | None
     timings_ms: Mapping[str, float]
+    reranked: bool = False
+    rerank_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +159,13 @@ def _named_first(
 
     def missing(each: _Scored) -> int:
         passage = passages.get(each[0].ref)
-        return len(identifiers - sparse.term_ids(passage.text)) if passage else len(identifiers)
+        return _missing(identifiers, passage) if passage else len(identifiers)
 
     return sorted(ordered, key=missing)
+
+
+def _missing(identifiers: frozenset[int], passage: Passage) -> int:
+    return len(identifiers - sparse.term_ids(passage.text))
 
 
 def _hit(item: Candidate, passage: Passage, score: float) -> Hit:
@@ -174,6 +185,8 @@ class QueryEngine:
         min_similarity: float,
         least_candidates: int,
         fusion: FusionRules,
+        reranker: Reranker | None = None,
+        rerank: RerankRules | None = None,
     ) -> None:
         self._encoder = encoder
         self._vectors = QueryVectors(encoder)
@@ -182,6 +195,8 @@ class QueryEngine:
         self._min_similarity = min_similarity
         self._least_candidates = least_candidates  # fewer would starve fusion
         self._fusion = fusion
+        self._rerank = rerank or RerankRules()
+        self.reranker = reranker
 
     async def retrieve(self, question: Question) -> Retrieved:
         """Ranked, visible, live passages.
@@ -191,7 +206,9 @@ class QueryEngine:
         watch = _Stopwatch()
         asked = await self._encode(question)
         watch.lap("encode")
-        limit = min(_MOST_CANDIDATES, max(self._least_candidates, int(question.top_k * _OVER_FETCH)))
+        reranking = self._reranking(question)
+        wanted = max(question.top_k, reranking.max_pairs if reranking else 0)
+        limit = min(_MOST_CANDIDATES, max(self._least_candidates, int(wanted * _OVER_FETCH)))
         replaced: frozenset[ChunkRef] = frozenset()
         dropped = 0
         shown: tuple[Hit, ...] = ()
@@ -201,7 +218,7 @@ class QueryEngine:
                 dense=asked.dense, sparse=asked.terms, legs=asked.legs, where=asked.where, limit=limit
             )
             watch.lap("index")
-            ranking = await self._read_best(candidates, asked, wanted=question.top_k)
+            ranking = await self._read_best(candidates, asked, wanted=wanted)
             watch.lap("guard")
             dropped += ranking.dropped
             if rounds_left and ranking.replaced - replaced:
@@ -212,7 +229,13 @@ class QueryEngine:
             if rounds_left and ranking.dropped and len(ranking.hits) < question.top_k and _was_cut(candidates, limit):
                 limit = min(_MOST_CANDIDATES, limit * 2)
                 continue
-            shown, context = self._fit(ranking.hits, question.budget_tokens)
+            hits = ranking.hits
+            if reranking:
+                hits = await reranking.order(hits)
+                if asked.identifiers:  # what holds the names that were asked for stays first
+                    hits = sorted(hits, key=lambda hit: _missing(asked.identifiers, hit.passage))
+                watch.lap("rerank")
+            shown, context = self._fit(hits[: question.top_k], question.budget_tokens)
             watch.lap("assemble")
             if question.looked_at_again:
                 break
@@ -229,7 +252,18 @@ class QueryEngine:
             dropped=dropped,
             reason=None if shown else self._why_nothing(),
             timings_ms={stage: round(spent, 3) for stage, spent in watch.spent.items()},
+            reranked=reranking is not None and reranking.reason is None,
+            rerank_reason=reranking.reason if reranking else None,
         )
+
+    def _reranking(self, question: Question) -> Reranking | None:
+        """None: the order of fusion is what is wanted."""
+        unasked = (
+            self.reranker is not None and question.mode == "hybrid" and self._rerank.reranks(question.where.domain)
+        )
+        if not (unasked if question.rerank is None else question.rerank):
+            return None
+        return Reranking(question.text, reranker=self.reranker, rules=self._rerank)
 
     async def _encode(self, question: Question) -> _Asked:
         dense = await self._vectors.of(question.text, tenant_id=question.where.principal.tenant_id)

@@ -46,12 +46,12 @@ def _component(reason: str) -> ComponentHealth:
 
 async def health_of(services: QueryServices) -> HealthResponse:
     """One document for people, dashboards and spec 1, 2 and 5's fields."""
-    stores, queues, (encoded, ollama, scorer) = await asyncio.gather(
+    stores, queues, (encoded, ollama, scorer, reranker) = await asyncio.gather(
         asyncio.gather(
             _look(services.ledger.counts()), _look(services.index.count()), _look(services.ledger.heartbeat())
         ),
         asyncio.gather(_look(services.bus.depth(VALIDATED_QUEUE)), _look(services.bus.depth(COMMANDS_QUEUE))),
-        asyncio.gather(_look(_encode(services)), _ollama(services), _scorer(services)),
+        asyncio.gather(_look(_encode(services)), _ollama(services), _scorer(services), _reranker(services)),
     )
     (counts, no_ledger), (points, no_index), (beat, _) = stores
     (waiting, no_broker), (commands, _) = queues
@@ -87,6 +87,8 @@ async def health_of(services: QueryServices) -> HealthResponse:
             "writer": _component(no_writer),
             # No part of `status` either: answers are judged without it, and more of them are doubted.
             **scorer,
+            # Nor this: answers keep the order of fusion.
+            "reranker": reranker,
         },
     )
 
@@ -113,6 +115,15 @@ async def _scorer(services: QueryServices) -> dict[str, ComponentHealth]:
         return {}
     _, away = await _look(scorer.ping())
     return {scorer.name: _component(away)}
+
+
+async def _reranker(services: QueryServices) -> ComponentHealth:
+    """Off where none was set."""
+    reranker = services.engine.reranker
+    if reranker is None:
+        return ComponentHealth(status="off")
+    _, away = await _look(reranker.ping())
+    return _component(away)
 
 
 def _writer_trouble(beat: Heartbeat | None) -> str:

@@ -73,6 +73,7 @@ async def query(request: QueryRequest, services: Services, caller: Asking) -> Qu
                     where=_filter(request, principal),
                     top_k=request.top_k,
                     budget_tokens=request.max_tokens,
+                    rerank=request.rerank,
                 )
             )
     services.metrics.query_results.labels(mode=mode).observe(len(found.hits))
@@ -88,6 +89,8 @@ async def query(request: QueryRequest, services: Services, caller: Asking) -> Qu
         tokens_used=found.context.tokens,
         search_mode=request.search_mode,
         metadata=_query_metadata(found, latency_ms=(perf_counter() - started) * 1e3),
+        reranked=found.reranked,
+        rerank_reason=found.rerank_reason,
     )
 
 

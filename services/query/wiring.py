@@ -13,12 +13,13 @@ from dats_common.domain.quality import QualityRules
 from dats_common.errors import ConfigurationError
 from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
-from dats_common.ports import Generator, SupportScorer, TokenCounter
+from dats_common.ports import Generator, Reranker, SupportScorer, TokenCounter
 from dats_common.records import Assignment
 from dats_common.settings import Settings
 from dats_common.telemetry.logs import log
 from dats_common.telemetry.memory import resident_bytes
 from dats_common.telemetry.metrics import Metrics
+from dats_common.telemetry.reranking import MeasuredReranker
 from dats_common.telemetry.support import MeasuredScorer
 from services.backends import (
     build_fallback,
@@ -38,6 +39,7 @@ from services.query.answer_bodies import body_of
 from services.query.answering import AnswerEngine, AnswerRules
 from services.query.engine import QueryEngine
 from services.query.identity import Authenticator, Credentials, Everyone
+from services.query.reranking import RerankRules
 from services.query.services import Errands, QueryDefaults, QueryLimits, QueryServices
 from services.query.streams import Streams
 
@@ -60,6 +62,7 @@ async def open_query_services(settings: Settings) -> AsyncIterator[QueryServices
         open_owners(settings, acting="query") as owners,
         open_generator(settings) as generator,
         open_scorer(settings, metrics) as scorer,
+        open_reranker(settings, metrics) as reranker,
     ):
         await prepare_index(index, encoder)
         errands = Errands()
@@ -70,6 +73,8 @@ async def open_query_services(settings: Settings) -> AsyncIterator[QueryServices
             min_similarity=settings.query.min_similarity,
             least_candidates=settings.query.candidates,
             fusion=fusion_rules(settings),
+            reranker=reranker,
+            rerank=rerank_rules(settings),
         )
         rules = answer_rules(settings)
         counter = count_as_served(generator, rules, otherwise=build_token_counter(settings, encoder))
@@ -133,7 +138,7 @@ async def open_query_services(settings: Settings) -> AsyncIterator[QueryServices
 
 def answer_deadline(settings: Settings) -> float:
     """Seconds for one answer: search, draft, rating, and what the sentences are looked at by."""
-    from dats_common.adapters.support.cross_encoder import TIMEOUT_S
+    from dats_common.adapters.cross_encoder import TIMEOUT_S
 
     chosen = settings.answers
     scoring_s = TIMEOUT_S if chosen.grounding.cross_encoder else 0.0
@@ -158,14 +163,33 @@ async def open_scorer(settings: Settings, metrics: Metrics) -> AsyncIterator[Sup
     if not model:
         yield None
         return
-    from dats_common.adapters.support.cross_encoder import CrossEncoderScorer, open_cross_encoder
-    from dats_common.adapters.support.late import open_late
+    from dats_common.adapters.cross_encoder import CrossEncoderScorer, open_cross_encoder
+    from dats_common.adapters.late import LateScorer, open_late
 
     def report(error: ConfigurationError) -> None:
         log("query").error("cross_encoder_refused", model=model, detail=str(error))
 
-    async with open_late(CrossEncoderScorer.name, open_cross_encoder(model), report=report) as scorer:
+    late = LateScorer(CrossEncoderScorer.name)
+    async with open_late(late, open_cross_encoder(model), report=report) as scorer:
         yield MeasuredScorer(scorer, metrics)
+
+
+@asynccontextmanager
+async def open_reranker(settings: Settings, metrics: Metrics) -> AsyncIterator[Reranker | None]:
+    """The reranker that is set, or None. No start waits for it, as for the scorer."""
+    chosen = settings.query.reranking
+    if not chosen.enabled:
+        yield None
+        return
+    from dats_common.adapters.cross_encoder import open_reranker as open_model
+    from dats_common.adapters.late import LateReranker, open_late
+
+    def report(error: ConfigurationError) -> None:
+        log("query").error("reranker_refused", model=chosen.model, detail=str(error))
+
+    opening = open_model(chosen.model, batch_size=chosen.batch_size, threads=chosen.threads)
+    async with open_late(LateReranker(chosen.model), opening, report=report) as reranker:
+        yield MeasuredReranker(reranker, metrics)
 
 
 def build_judge(
@@ -199,6 +223,17 @@ def fusion_rules(settings: Settings) -> FusionRules:
         by_domain=tuple(
             (domain, LegWeights(dense=each.vector, sparse=each.keyword)) for domain, each in fusion.domains.items()
         ),
+    )
+
+
+def rerank_rules(settings: Settings) -> RerankRules:
+    """When searches are reranked, and how much."""
+    chosen = settings.query.reranking
+    return RerankRules(
+        max_pairs=chosen.max_pairs,
+        weight=chosen.weight,
+        deadline_s=chosen.deadline_ms / 1e3,
+        domains=chosen.domains,
     )
 
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from tiny_cross_encoder import save_cross_encoder
 
-from dats_common.adapters.support.cross_encoder import CrossEncoderScorer, open_cross_encoder
+from dats_common.adapters.cross_encoder import CrossEncoderScorer, open_cross_encoder
+from dats_common.adapters.cross_encoder.model import CrossEncoder
+from dats_common.adapters.late import LateScorer, open_late
 from dats_common.adapters.support.judge import ModelJudge
-from dats_common.adapters.support.late import open_late
 from dats_common.adapters.support.words import WordScorer
 from dats_common.domain.grounding import Pair
 from dats_common.domain.tokens import CountBasis
@@ -200,26 +200,28 @@ async def test_shared_words_order_what_is_said_before_what_is_not() -> None:
 
 
 class Encoder:
-    """A cross-encoder's surface: scores are what a test says."""
+    """A loaded model's surface: probabilities are what a test says."""
 
     def __init__(
         self, predict: Callable[[list[tuple[str, str]]], Any], *, labels: tuple[str, ...] = ("LABEL_0",)
     ) -> None:
-        self.config = SimpleNamespace(id2label=dict(enumerate(labels)))
+        self.labels = labels
         self._predict = predict
 
-    def predict(self, inputs: list[tuple[str, str]], **_: Any) -> Any:
-        return self._predict(inputs)
+    def probabilities(self, pairs: Sequence[tuple[str, str]]) -> Any:
+        return self._predict(list(pairs)).reshape(len(pairs), len(self.labels))
 
 
-def over(encoder: Encoder, **changes: Any) -> CrossEncoderScorer:
-    return CrossEncoderScorer(encoder, executor=ThreadPoolExecutor(1), **changes)
+@asynccontextmanager
+async def over(encoder: Encoder, **changes: Any) -> AsyncIterator[CrossEncoderScorer]:
+    model = CrossEncoder(encoder, executor=ThreadPoolExecutor(1))
+    yield CrossEncoderScorer(model, **changes)
+    await model.close()
 
 
 async def test_of_several_sources_the_best_one_counts() -> None:
-    scorer = over(Encoder(lambda inputs: np.array([len(source) / 100 for _, source in inputs])))
-    found = await scorer.score([Pair("s", ("a" * 20, "b" * 70, "c" * 10))])
-    await scorer.close()
+    async with over(Encoder(lambda inputs: np.array([len(source) / 100 for _, source in inputs]))) as scorer:
+        found = await scorer.score([Pair("s", ("a" * 20, "b" * 70, "c" * 10))])
     assert found.scores == (0.7,)
 
 
@@ -237,9 +239,8 @@ async def test_a_reranker_reads_the_sentence_first_and_a_model_of_entailment_the
         asked.extend(inputs)
         return np.zeros(len(inputs)) if len(labels) == 1 else np.zeros((len(inputs), len(labels)))
 
-    scorer = over(Encoder(predict, labels=labels))
-    await scorer.score([Pair("sentence", ("source",))])
-    await scorer.close()
+    async with over(Encoder(predict, labels=labels)) as scorer:
+        await scorer.score([Pair("sentence", ("source",))])
     assert asked == [seen]
 
 
@@ -250,9 +251,8 @@ async def test_many_texts_run_in_small_batches() -> None:
         sizes.append(len(inputs))
         return np.zeros(len(inputs))
 
-    scorer = over(Encoder(predict))
-    await scorer.score([Pair("s", tuple("t" * n for n in range(20)))])
-    await scorer.close()
+    async with over(Encoder(predict)) as scorer:
+        await scorer.score([Pair("s", tuple("t" * n for n in range(20)))])
     assert sum(sizes) == 20
     assert max(sizes) <= 8
 
@@ -264,18 +264,16 @@ async def test_a_model_that_is_not_done_in_time_is_not_waited_for_and_the_loop_i
         assert go_on.wait(20)
         return np.zeros(len(inputs))
 
-    scorer = over(Encoder(predict), timeout_s=0.05)
-    found = await scorer.score(PAIRS[:2])
-    assert (found.scores, "0.05 s" in found.trouble) == ((None, None), True)
-    go_on.set()
-    await scorer.close()
+    async with over(Encoder(predict), timeout_s=0.05) as scorer:
+        found = await scorer.score(PAIRS[:2])
+        assert (found.scores, "0.05 s" in found.trouble) == ((None, None), True)
+        go_on.set()
 
 
 @pytest.mark.parametrize("output", [float("nan"), float("inf"), -0.1, 7.0])
 async def test_what_is_no_number_from_0_to_1_is_no_score(output: float) -> None:
-    scorer = over(Encoder(lambda inputs: np.full(len(inputs), output)))
-    found = await scorer.score(PAIRS[:1])
-    await scorer.close()
+    async with over(Encoder(lambda inputs: np.full(len(inputs), output))) as scorer:
+        found = await scorer.score(PAIRS[:1])
     assert found.scores == (None,)
     assert found.trouble
 
@@ -284,9 +282,8 @@ async def test_a_model_that_fails_has_no_scores_and_raises_nothing() -> None:
     def predict(inputs: list[tuple[str, str]]) -> Any:
         raise RuntimeError("out of memory")
 
-    scorer = over(Encoder(predict))
-    found = await scorer.score(PAIRS[:1])
-    await scorer.close()
+    async with over(Encoder(predict)) as scorer:
+        found = await scorer.score(PAIRS[:1])
     assert (found.scores, "failed" in found.trouble) == ((None,), True)
 
 
@@ -322,7 +319,7 @@ async def test_a_late_scorer_says_that_it_is_not_there_yet_and_then_scores() -> 
         await loaded.wait()
         yield WordScorer()
 
-    async with open_late("words", opening(), report=pytest.fail) as scorer:
+    async with open_late(LateScorer("words"), opening(), report=pytest.fail) as scorer:
         found = await scorer.score(PAIRS[:2])
         assert (found.scores, "loaded" in found.trouble) == ((None, None), True)
         with pytest.raises(Unavailable, match="loaded"):
@@ -340,7 +337,8 @@ async def test_a_late_scorer_says_that_it_is_not_there_yet_and_then_scores() -> 
 async def test_a_scorer_that_never_comes_is_reported_once_and_says_why(tmp_path: Path) -> None:
     reported: list[str] = []
     opening = open_cross_encoder(str(tmp_path / "nowhere"))
-    async with open_late("cross_encoder", opening, report=lambda error: reported.append(str(error))) as scorer:
+    late = LateScorer("cross_encoder")
+    async with open_late(late, opening, report=lambda error: reported.append(str(error))) as scorer:
         async with asyncio.timeout(60):
             while not reported:
                 await asyncio.sleep(0.01)
@@ -357,7 +355,7 @@ async def test_a_scorer_that_is_still_being_loaded_holds_up_no_stop() -> None:
         await asyncio.Event().wait()
         yield WordScorer()
 
-    async with asyncio.timeout(20), open_late("words", opening(), report=pytest.fail):
+    async with asyncio.timeout(20), open_late(LateScorer("words"), opening(), report=pytest.fail):
         await asyncio.sleep(0)
 
 

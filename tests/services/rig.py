@@ -31,7 +31,7 @@ from dats_common.errors import BrokerUnavailable, EncoderUnavailable, IndexUnava
 from dats_common.fingerprint import fingerprint
 from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
-from dats_common.ports import Evidence, Generator, Ledger, Owners
+from dats_common.ports import Evidence, Generator, Ledger, Owners, Reranker
 from dats_common.records import Assignment, Candidate, Drafted, Point
 from dats_common.telemetry.metrics import Metrics
 from services.query.answer_bodies import body_of
@@ -41,6 +41,7 @@ from services.query.engine import QueryEngine
 from services.query.gate import RateLimits
 from services.query.identity import Authenticator, Everyone
 from services.query.limits import HttpLimits
+from services.query.reranking import RerankRules
 from services.query.services import Errands, QueryDefaults, QueryLimits, QueryServices
 from services.query.streams import Streams
 from services.writer.consumer import Consumer, Limits
@@ -293,6 +294,8 @@ class Rig:
     index: Index = field(default_factory=Index)
     encoder: Encoder = field(default_factory=Encoder)
     model: Model = field(default_factory=Model)
+    reranker: Reranker | None = None
+    rerank: RerankRules = field(default_factory=RerankRules)
 
     def consumer(
         self,
@@ -399,6 +402,8 @@ class Rig:
             min_similarity=0.3,
             least_candidates=50,
             fusion=FusionRules(),
+            reranker=self.reranker,
+            rerank=self.rerank,
         )
 
     def answers(

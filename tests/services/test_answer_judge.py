@@ -16,9 +16,9 @@ from test_answers import ZERO_CONTEXT, answered, text
 from tiny_cross_encoder import save_cross_encoder
 
 from dats_common.adapters.extractive import ExtractiveGenerator
+from dats_common.adapters.late import LateScorer
 from dats_common.adapters.ollama.generator import Timeouts, open_ollama
 from dats_common.adapters.support.judge import ModelJudge
-from dats_common.adapters.support.late import LateScorer
 from dats_common.adapters.support.words import WordScorer
 from dats_common.domain.grounding import Pair
 from dats_common.domain.model import EventTime, Taint

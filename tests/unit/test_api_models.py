@@ -273,8 +273,9 @@ def test_an_answer_reads_as_a_dict_too() -> None:
     assert answer.get("nothing", 7) == 7
     assert "sources" in answer
     assert "model_dump" not in answer
-    assert list(answer) == ["id", "query", "context", "sources", "tokens_used", "search_mode", "metadata"]
-    assert len(answer) == 7
+    spec_1 = ["id", "query", "context", "sources", "tokens_used", "search_mode", "metadata"]
+    assert list(answer) == [*spec_1, "reranked", "rerank_reason"]
+    assert len(answer) == 9
     assert dict(answer)["metadata"] == {"vector_results": 3}
     with pytest.raises(KeyError):
         answer["model_dump"]

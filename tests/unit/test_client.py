@@ -135,7 +135,7 @@ async def test_every_call_reaches_its_endpoint_from_both_clients() -> None:
     transport = httpx.MockTransport(respond)
     async with RAGClient(transport=transport) as client:
         found = [
-            await client.query("q", filters={"tags": ["a"]}, top_k=3),
+            await client.query("q", filters={"tags": ["a"]}, top_k=3, rerank=True),
             await client.embed("def fibonacci(n): ...", {"artifact_id": "a", "project_id": "p"}),
             await client.invalidate("art-789"),
             await client.batch_invalidate(["a", "b"], cascade_id="c", reason="r"),
@@ -144,7 +144,7 @@ async def test_every_call_reaches_its_endpoint_from_both_clients() -> None:
     seen_by_async, seen = seen, []
     with RAGClientSync(transport=transport) as sync_client:
         found_sync = [
-            sync_client.query("q", filters={"tags": ["a"]}, top_k=3),
+            sync_client.query("q", filters={"tags": ["a"]}, top_k=3, rerank=True),
             sync_client.embed("def fibonacci(n): ...", {"artifact_id": "a", "project_id": "p"}),
             sync_client.invalidate("art-789"),
             sync_client.batch_invalidate(["a", "b"], cascade_id="c", reason="r"),
@@ -153,6 +153,14 @@ async def test_every_call_reaches_its_endpoint_from_both_clients() -> None:
     assert [call for call, _ in seen_by_async] == list(answers)
     assert seen == seen_by_async
     assert found_sync == found
+    assert json.loads(seen[0][1]) == {
+        "query": "q",
+        "filters": {"tags": ["a"]},
+        "top_k": 3,
+        "rerank": True,
+        "max_tokens": 2000,
+        "search_mode": "hybrid",
+    }
     assert found[1]["chunks"] == 3
     assert found[2]["removed_chunks"] == 3
     assert found[3]["chunks_removed"] == 9

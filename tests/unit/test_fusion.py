@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dats_common.domain.fusion import RRF_K, FusionRules, LegWeights, by_score, fuse, holds_the_terms, rrf
+from dats_common.domain.fusion import RRF_K, FusionRules, LegWeights, blend, by_score, fuse, holds_the_terms, rrf
 from dats_common.domain.model import ArtifactKey, ChunkRef
 from dats_common.records import Candidate
 
@@ -105,6 +105,21 @@ def test_weights_are_those_of_the_longest_beginning_of_the_domain() -> None:
 def test_ranks_are_fused_where_the_rules_say_so() -> None:
     rules = FusionRules(method="rrf", weights=LegWeights(1.0, 0.5))
     assert fuse(BOTH, rules=rules, domain=None)[:2] == [1 / (RRF_K + 1), 1 / (RRF_K + 2) + 0.5 / (RRF_K + 2)]
+
+
+def test_the_reranker_s_share_decides_how_far_it_moves_what_the_legs_found() -> None:
+    relevance, fused = [0.001, 0.5, 0.999], [0.9, 0.6, 0.3]
+    assert blend(relevance, fused, weight=1.0) == pytest.approx([0.0, 0.5, 1.0]), "log-odds, not probabilities"
+    assert blend(relevance, fused, weight=0.0) == pytest.approx([1.0, 0.5, 0.0])
+    assert blend(relevance, fused, weight=0.7) == pytest.approx([0.3, 0.5, 0.7])
+    assert blend([0.99, 0.999999, 0.0], [1.0, 1.0, 1.0], weight=1.0)[0] < 0.9, "what is all but certain has an order"
+
+
+def test_a_reranker_that_is_certain_or_cannot_tell_is_no_error() -> None:
+    assert blend([0.0, 1.0], [0.2, 0.1], weight=1.0) == [0.0, 1.0]
+    assert blend([0.3, 0.3], [0.2, 0.1], weight=0.5) == [1.0, 0.5], "then fusion decides"
+    assert blend([0.4], [0.2], weight=0.7) == pytest.approx([1.0])
+    assert blend([], [], weight=0.7) == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,106 @@
+"""One question's reranking: which passages a model reads with the query, for how long, and their order then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Protocol, TypeVar
+
+from dats_common.domain.fusion import blend
+from dats_common.domain.model import ChunkRef
+from dats_common.errors import Unavailable
+from dats_common.ports import Reranker
+from dats_common.records import Passage
+
+NO_RERANKER = "no reranker is set: see query.reranking"
+
+
+@dataclass(frozen=True, slots=True)
+class RerankRules:
+    """When to rerank, and how much.
+
+    Attributes:
+        max_pairs: passages that are read, the best of fusion; those behind them keep their order.
+        weight: of the reranker against fusion, from 0 to 1; see `domain.fusion.blend`.
+        deadline_s: for one question, all rounds of the engine together.
+        domains: whether to rerank what does not ask for it, by the beginning of its domain; the longest counts.
+    """
+
+    max_pairs: int = 10
+    weight: float = 0.7
+    deadline_s: float = 0.5
+    domains: Mapping[str, bool] = field(default_factory=lambda: MappingProxyType({}))
+
+    def reranks(self, domain: str | None) -> bool:
+        """Whether a question for this domain is reranked unasked."""
+        fitting = [beginning for beginning in self.domains if (domain or "").startswith(beginning)]
+        return bool(fitting) and self.domains[max(fitting, key=len)]
+
+
+class Rankable(Protocol):
+    """What is ordered."""
+
+    @property
+    def passage(self) -> Passage:
+        """Its text is read."""
+
+    @property
+    def score(self) -> float:
+        """Of fusion."""
+
+    @property
+    def similarity(self) -> float:
+        """Cosine to the query: breaks ties."""
+
+
+R = TypeVar("R", bound=Rankable)
+
+
+class Reranking:
+    """The reranking of one question over all rounds of the engine: no passage is read twice."""
+
+    def __init__(self, query: str, *, reranker: Reranker | None, rules: RerankRules) -> None:
+        self.max_pairs = rules.max_pairs if reranker else 0
+        self.reason = None if reranker else NO_RERANKER
+        """Why the order is still that of fusion; None: it is not."""
+        self._query = query
+        self._reranker = reranker
+        self._weight = rules.weight
+        self._left_s = rules.deadline_s
+        self._deadline_s = rules.deadline_s
+        self._relevance: dict[ChunkRef, float] = {}
+
+    async def order(self, ranked: Sequence[R]) -> list[R]:
+        """The same hits, the first `max_pairs` anew; as they came once anything went wrong. Never raises."""
+        head, rest = ranked[: self.max_pairs], ranked[self.max_pairs :]
+        if self.reason is None:
+            await self._read([each.passage for each in head if each.passage.ref not in self._relevance])
+        if self.reason is not None:
+            return list(ranked)
+        scores = blend(
+            [self._relevance[each.passage.ref] for each in head], [each.score for each in head], weight=self._weight
+        )
+        # Ties as in fusion: never by a generation or a point id, which re-embedding changes.
+        anew = sorted(
+            zip(scores, head, strict=True),
+            key=lambda scored: (-scored[0], -scored[1].similarity, scored[1].passage.ref.source_id),
+        )
+        return [*(each for _, each in anew), *rest]
+
+    async def _read(self, passages: Sequence[Passage]) -> None:
+        if self._reranker is None or not passages:
+            return
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._left_s
+        try:
+            async with asyncio.timeout_at(until):
+                found = await self._reranker.rerank(self._query, [passage.text for passage in passages])
+        except TimeoutError:
+            self.reason = f"the reranker was not done within {round(self._deadline_s * 1e3)} ms"
+        except Unavailable as error:
+            self.reason = str(error)
+        else:
+            self._relevance.update(zip((passage.ref for passage in passages), found, strict=True))
+        self._left_s = until - loop.time()

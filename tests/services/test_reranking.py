@@ -1,0 +1,362 @@
+"""Reranking as a caller sees it: what it orders, what it never does, and what is said when it does not come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from rig import Rig, Switch, eventually
+from structlog.testing import capture_logs
+from tiny_cross_encoder import save_cross_encoder
+
+from dats_common.adapters.memory_reranker import MemoryReranker
+from dats_common.domain.model import ArtifactKey, ChunkRef, SourceMetadata
+from dats_common.errors import RerankerUnavailable
+from dats_common.records import Passage
+from dats_common.settings import Settings
+from dats_common.settings.sections import Query
+from dats_common.settings.sections import Reranking as Chosen
+from dats_common.telemetry.metrics import Metrics
+from dats_common.telemetry.reranking import MeasuredReranker
+from services.query.engine import Hit
+from services.query.reranking import NO_RERANKER, Reranking, RerankRules
+from services.query.wiring import open_reranker, rerank_rules
+
+QUESTION = "a report with totals"
+NAMES = ["apples", "bread", "cider", "dates", "eggs", "figs"]
+
+
+class Ranks:
+    """A reranker that a test tells what is relevant; it can be held up and can fail."""
+
+    model = "scripted"
+
+    def __init__(self, relevance: Callable[[str], float]) -> None:
+        self.relevance = relevance
+        self.switch = Switch()
+        self.error: Exception | None = None
+        self.read: list[list[str]] = []
+
+    async def rerank(self, query: str, passages: Sequence[str]) -> list[float]:
+        self.read.append(list(passages))
+        await self.switch.passed()
+        if self.error:
+            raise self.error
+        return [self.relevance(passage) for passage in passages]
+
+    async def ping(self) -> None:
+        if self.error:
+            raise self.error
+
+
+def text(name: str, number: int) -> str:
+    return f"{QUESTION} on {name}" + " and more" * number
+
+
+def position(passage: str) -> float:
+    """The later in `NAMES`, the more relevant."""
+    return next(number for number, name in enumerate(NAMES) if name in passage) / len(NAMES)
+
+
+@pytest.fixture
+async def shelf(rig: Rig) -> Rig:
+    """Six documents, each further from the question than the one before."""
+    for number, name in enumerate(NAMES):
+        rig.validated(name, text(name, number))
+    async with rig.writer():
+        await rig.all_live(*NAMES)
+    return rig
+
+
+async def ask(client: httpx.AsyncClient, query: str = QUESTION, **more: Any) -> Any:
+    response = await client.post("/api/v1/query", json={"query": query, **more})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def shown(answer: Any) -> list[str]:
+    return [source["artifact_id"] for source in answer["sources"]]
+
+
+def told(answer: Any) -> tuple[bool, str | None]:
+    return answer["reranked"], answer["rerank_reason"]
+
+
+@asynccontextmanager
+async def replica(rig: Rig, reranker: Ranks, **rules: Any) -> AsyncIterator[httpx.AsyncClient]:
+    rig.reranker = reranker
+    rig.rerank = RerankRules(**{"domains": {"": True}, "weight": 1.0, **rules})
+    async with rig.replica() as client:
+        yield client
+
+
+async def fused(rig: Rig) -> Any:
+    async with rig.replica() as client:
+        answer = await ask(client)
+    assert shown(answer) == NAMES
+    assert told(answer) == (False, None)
+    return answer
+
+
+# -------------------------------------------------------------------------------------------------------------- order
+
+
+async def test_sources_and_context_come_in_the_reranker_s_order(shelf: Rig) -> None:
+    before = await fused(shelf)
+    async with replica(shelf, Ranks(position)) as client:
+        answer = await ask(client)
+    assert shown(answer) == NAMES[::-1]
+    assert told(answer) == (True, None)
+    assert [answer["context"].index(name) for name in NAMES] == sorted(
+        (answer["context"].index(name) for name in NAMES), reverse=True
+    )
+    scores = [
+        {source["artifact_id"]: source["relevance_score"] for source in each["sources"]} for each in (before, answer)
+    ]
+    assert scores[0] == scores[1], "a score is the similarity, whatever ordered the sources"
+    assert "rerank" in answer["metadata"]["stages_ms"]
+
+
+async def test_a_better_passage_comes_up_from_below_what_was_asked_for(shelf: Rig) -> None:
+    async with replica(shelf, Ranks(position)) as client:
+        assert shown(await ask(client, top_k=2)) == NAMES[:3:-1]
+
+
+async def test_no_more_pairs_are_read_than_the_cap_and_the_rest_keeps_its_order(shelf: Rig) -> None:
+    reranker = Ranks(position)
+    async with replica(shelf, reranker, max_pairs=3) as client:
+        answer = await ask(client)
+    assert [len(read) for read in reranker.read] == [3]
+    assert shown(answer) == [*NAMES[2::-1], *NAMES[3:]]
+
+
+async def test_fusion_has_its_share_in_the_order(shelf: Rig) -> None:
+    orders = []
+    for weight in (0.0, 0.5, 1.0):
+        async with replica(shelf, Ranks(position), weight=weight) as client:
+            orders.append(shown(await ask(client)))
+    assert orders[0] == NAMES
+    assert orders[2] == NAMES[::-1]
+    assert orders[1] not in (NAMES, NAMES[::-1])
+
+
+async def test_equals_are_ordered_by_similarity_and_then_by_source_id() -> None:
+    def hit(artifact: str, *, score: float, similarity: float, generation: int) -> Hit:
+        ref = ChunkRef(ArtifactKey("default", artifact), generation, 0)
+        return Hit(Passage(ref, artifact, 1, SourceMetadata("p"), 1), score, similarity, True, True)
+
+    hits = [
+        hit("worded", score=0.9, similarity=0.3, generation=1),
+        *(hit(f"twin-{number}", score=0.8, similarity=0.6, generation=9 - number) for number in range(5)),
+        hit("close", score=0.1, similarity=0.7, generation=2),
+    ]
+    rules = RerankRules(weight=1.0)
+    orders = []
+    for given in (hits, hits[::-1]):
+        reranking = Reranking("q", reranker=Ranks(lambda _: 0.5), rules=rules)
+        orders.append(await reranking.order(given))
+        assert reranking.reason is None
+    assert orders[0] == orders[1]
+    assert [each.similarity for each in orders[0]] == [0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.3]
+    twins = [each.passage.ref.source_id for each in orders[0][1:-1]]
+    assert twins == sorted(twins)
+
+
+async def test_what_holds_a_name_of_code_stays_first(rig: Rig) -> None:
+    for name in ("get_user_id", "get_user_ids"):
+        rig.validated(name, f"def {name}(value): return the id of the user of {name}")
+    async with rig.writer():
+        await rig.all_live("get_user_id", "get_user_ids")
+    reranker = Ranks(lambda passage: float("get_user_ids" in passage))
+    async with replica(rig, reranker) as client:
+        answer = await ask(client, query="where is get_user_id?")
+    assert shown(answer) == ["get_user_id", "get_user_ids"]
+    assert told(answer) == (True, None)
+
+
+# --------------------------------------------------------------------------------------------------------------- when
+
+
+@pytest.mark.parametrize(
+    ("request_", "reranked"),
+    [
+        ({"domain": "prose"}, True),
+        ({"domain": "prose-code"}, False),
+        ({"domain": "code"}, False),
+        ({}, False),
+        ({"domain": "prose", "search_mode": "vector"}, False),
+        ({"domain": "prose", "rerank": False}, False),
+        ({"rerank": True}, True),
+        ({"rerank": True, "search_mode": "keyword"}, True),
+    ],
+)
+async def test_the_domain_says_whether_and_the_request_has_the_last_word(
+    rig: Rig, request_: dict[str, Any], reranked: bool
+) -> None:
+    for domain in ("prose", "prose-code", "code"):
+        rig.validated(domain, text("figs", 0), domain=domain)
+    async with rig.writer():
+        await rig.all_live("prose", "prose-code", "code")
+    reranker = Ranks(lambda _: 0.5)
+    async with replica(rig, reranker, domains={"prose": True, "prose-code": False}) as client:
+        assert told(await ask(client, **request_)) == (reranked, None)
+    assert bool(reranker.read) == reranked
+
+
+async def test_who_asks_for_it_where_there_is_none_is_told(shelf: Rig) -> None:
+    async with shelf.replica() as client:
+        answer = await ask(client, rerank=True)
+    assert (shown(answer), told(answer)) == (NAMES, (False, NO_RERANKER))
+
+
+# ------------------------------------------------------------------------------------------------------------- in time
+
+
+async def test_a_reranker_that_is_late_is_not_waited_for(shelf: Rig) -> None:
+    before = await fused(shelf)
+    reranker = Ranks(position)
+    reranker.switch.hold()
+    async with replica(shelf, reranker, deadline_s=0.05) as client:
+        answer = await asyncio.wait_for(ask(client), 5.0)
+    assert answer["context"] == before["context"]
+    reranked, reason = told(answer)
+    assert not reranked
+    assert reason is not None
+    assert "50 ms" in reason
+
+
+async def test_a_reranker_that_fails_costs_nobody_an_answer_and_more_than_top_k_are_never_shown(shelf: Rig) -> None:
+    reranker = Ranks(position)
+    reranker.error = RerankerUnavailable("out of memory")
+    async with replica(shelf, reranker) as client:
+        answer = await ask(client, top_k=2)
+        health = (await client.get("/api/v1/health")).json()
+        reranker.error = None
+        assert told(await ask(client)) == (True, None), "it is asked again"
+        well = (await client.get("/api/v1/health")).json()
+    assert (shown(answer), told(answer)) == (NAMES[:2], (False, "out of memory"))
+    assert health["components"]["reranker"] == {"status": "unavailable", "detail": "out of memory"}
+    assert well["components"]["reranker"] == {"status": "ok", "detail": ""}
+    assert health["status"] == well["status"], "search does without it"
+
+
+async def test_health_says_that_there_is_none(shelf: Rig) -> None:
+    async with shelf.replica() as client:
+        health = (await client.get("/api/v1/health")).json()
+    assert health["components"]["reranker"] == {"status": "off", "detail": ""}
+
+
+async def test_dashboards_see_each_outcome_and_the_log_each_change_once(shelf: Rig) -> None:
+    metrics = Metrics()
+    inner = Ranks(position)
+
+    def count(outcome: str) -> float | None:
+        return metrics.registry.get_sample_value("rag_rerank_latency_seconds_count", {"outcome": outcome})
+
+    shelf.rerank = RerankRules(domains={"": True}, deadline_s=0.05)
+    shelf.reranker = MeasuredReranker(inner, metrics)
+    async with shelf.replica() as client:
+        with capture_logs() as logged:
+            await ask(client)
+            inner.error = RerankerUnavailable("out of memory")
+            await ask(client)
+            await ask(client)
+            inner.error = None
+            inner.switch.hold()
+            await ask(client)
+            inner.switch.open.set()
+            await ask(client)
+    assert [count(outcome) for outcome in ("done", "failed", "late")] == [2, 2, 1]
+    assert metrics.registry.get_sample_value("rag_reranked_pairs_total") == 2 * len(NAMES)
+    events = [(each["event"], each.get("how"), each.get("reason")) for each in logged if "rerank" in each["event"]]
+    assert events == [
+        ("reranker_missed", "failed", "out of memory"),
+        ("reranker_missed", "late", ""),
+        ("reranker_recovered", None, None),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------------- promise
+
+
+async def test_what_is_tainted_while_it_is_reranked_is_not_shown(shelf: Rig) -> None:
+    reranker = Ranks(position)
+    reranker.switch.hold()
+    async with replica(shelf, reranker, deadline_s=20.0) as client:
+        asking = asyncio.create_task(ask(client))
+        await asyncio.wait_for(reranker.switch.reached.wait(), 20)
+        await client.delete(f"/api/v1/embeddings/{NAMES[-1]}")
+        reranker.switch.open.set()
+        answer = await asking
+    assert shown(answer) == NAMES[-2::-1], "the rest as the reranker has it"
+    assert NAMES[-1] not in answer["context"]
+    assert told(answer) == (True, None)
+    assert [len(read) for read in reranker.read] == [len(NAMES)], "no passage is read twice"
+
+
+async def test_the_deadline_is_for_all_rounds_of_a_question_together(shelf: Rig) -> None:
+    """A taint during the first round makes a second one, which finds another passage to read."""
+    reranker = Ranks(position)
+    reranker.switch.hold()
+
+    async def passes_slowly() -> None:
+        reranker.switch.reached.set()
+        await reranker.switch.open.wait()
+        await asyncio.sleep(0.3)
+
+    reranker.switch.passed = passes_slowly  # type: ignore[method-assign]
+    async with replica(shelf, reranker, deadline_s=0.5, max_pairs=2) as client:
+        asking = asyncio.create_task(ask(client, top_k=2))
+        await asyncio.wait_for(reranker.switch.reached.wait(), 20)
+        await client.delete(f"/api/v1/embeddings/{NAMES[0]}")
+        reranker.switch.open.set()
+        answer = await asyncio.wait_for(asking, 20)
+    assert shown(answer) == NAMES[1:3], "as fusion has them"
+    reranked, reason = told(answer)
+    assert not reranked
+    assert "500 ms" in (reason or "")
+
+
+# -------------------------------------------------------------------------------------------------------------- wiring
+
+
+async def test_the_settings_name_the_reranker_and_a_wrong_one_does_not_stop_the_start(
+    shelf: Rig, tmp_path: Path
+) -> None:
+    def set_to(model: Path) -> Settings:
+        return Settings(query=Query(reranking=Chosen(enabled=True, model=str(model), max_pairs=7, deadline_ms=250)))
+
+    assert rerank_rules(set_to(tmp_path)) == RerankRules(7, 0.7, 0.25, {"prose": True})
+    metrics = Metrics()
+    async with open_reranker(Settings(), metrics) as nothing:
+        assert nothing is None
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_cross_encoder(folder, labels=("relevance",), liked="night")
+    async with open_reranker(set_to(folder), metrics) as shelf.reranker, shelf.replica() as client:
+
+        async def ready() -> bool:
+            health: Any = (await client.get("/api/v1/health")).json()
+            return bool(health["components"]["reranker"]["status"] == "ok")
+
+        await eventually(ready, timeout_s=60)
+        assert told(await ask(client, rerank=True)) == (True, None)
+    async with open_reranker(set_to(tmp_path / "nowhere"), metrics) as shelf.reranker, shelf.replica() as client:
+
+        async def refused() -> bool:
+            return "nowhere" in (told(await ask(client, rerank=True))[1] or "")
+
+        await eventually(refused, timeout_s=60)
+
+
+async def test_the_twin_serves_as_a_reranker(shelf: Rig) -> None:
+    shelf.reranker = MemoryReranker()
+    async with shelf.replica() as client:
+        answer = await ask(client, query="figs and eggs", rerank=True, top_k=1)
+    assert told(answer) == (True, None)
+    assert shown(answer)[0] in {"figs", "eggs"}
