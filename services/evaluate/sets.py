@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar, get_args
+from typing import Literal, TypeVar
 
 from dats_common.errors import ConfigurationError
 from services.evaluate.files import Record, fingerprint, json_lines, table
@@ -163,8 +163,8 @@ def questions(folder: Path) -> list[Asked]:
 
 
 def _asked(each: Record) -> Asked:
-    kind = each.text("kind")
-    if kind not in get_args(Kind):
+    kind = next((known for known in KINDS if known == each.text("kind")), None)
+    if kind is None:
         raise ConfigurationError(f"{each.where}: 'kind' is none of {', '.join(KINDS)}")
     answers = (Record(each.where, answer).text("text") for answer in each.of("answers", list, default=[]))
     return Asked(each.text("text"), kind, tuple(answers))
