@@ -118,13 +118,18 @@ def test_other_data_is_never_compared(tmp_path: Path) -> None:
 def test_ctrl_c_leaves_what_was_done_and_says_so(tmp_path: Path) -> None:
     folder, out = made(tmp_path / "data", repeat=300), tmp_path / "out"
     with subprocess.Popen(
-        command(folder, out), env=bare_environment(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        command(folder, out),
+        env=bare_environment(),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
     ) as running:
         assert running.stderr is not None
         for line in running.stderr:
             if "questions asked, hybrid" in line:
                 break
-        os.kill(running.pid, signal.SIGINT)
+        os.killpg(running.pid, signal.SIGINT)  # as a terminal does: the fleet hears it too
         running.stderr.read()
         assert running.wait(timeout=60) == 130
     report = json.loads((out / "report.json").read_text())
