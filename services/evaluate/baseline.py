@@ -17,8 +17,8 @@ COMPARED = ("ndcg_at_10", "recall_at_5", "mrr_at_10")
 
 TOLERANCE = 0.005
 """A figure may lie so far below the baseline's. The same code ranks the same on the same machine; another processor's
-arithmetic, or weights in int8, change the last digits of a similarity, and what nearly ties changes places: about what
-one question of a set of 250 weighs. What a release may lose on purpose is not in it: then the baseline is renewed."""
+arithmetic changes the last digits of a similarity, and what nearly ties changes places: about what one question of 250
+weighs. What a release may lose on purpose is not in it: then the baseline is renewed."""
 
 
 @dataclass(frozen=True, slots=True)
