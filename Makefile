@@ -68,7 +68,7 @@ bench: $(VENV)/.dev servers ## Ratios and latencies on this machine; writes docs
 	@$(BIN)/python -m tests.bench $(BENCH)
 
 .PHONY: eval
-eval: $(VENV)/.local ## Measure answers on evaluation sets: DATA=folder (docs/answers.md)
+eval: $(VENV)/.local ## Measure retrieval and answers on evaluation sets: DATA=folder (docs/retrieval.md)
 	@$(BIN)/dats-rag eval $(DATA) $(EVAL)
 
 .PHONY: simulate

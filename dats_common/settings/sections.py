@@ -223,7 +223,11 @@ class Query(Section):
         2000, description="token budget of the context, when a request names none"
     )
     result_limit: Annotated[int, Field(ge=1, le=100)] = Field(10, description="sources, when a request names no top_k")
-    min_similarity: Ratio = Field(0.3, description="least cosine similarity of a source")
+    min_similarity: Ratio = Field(
+        0.35,
+        description="a question is answered where one source is so similar (cosine) or has half of its terms; the "
+        "others need half of that similarity",
+    )
     candidates: Annotated[int, Field(ge=1, le=1000)] = Field(50, description="candidates of each leg before fusion")
     deadline_s: Seconds = Field(10.0, description="longest time for one query")
     embed_wait_s: Seconds = Field(20.0, description="POST /embed waits this long for the writer, then answers 202")

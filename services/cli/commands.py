@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from enum import StrEnum
 from importlib.metadata import version as distribution_version
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,7 @@ from typing import Annotated
 import typer
 
 from dats_common.clients.errors import RAGError, RAGInvalid, RAGUnavailable
+from dats_common.contracts.api import SearchMode
 from dats_common.domain.model import DEFAULT_TENANT
 from dats_common.errors import ConfigurationError, DatsError, Refused
 from services.cli.console import Voice
@@ -47,6 +49,14 @@ app.add_typer(owners_app, name="owners")
 app.command()(sweep)
 app.command()(reindex)
 app.command()(verify)
+
+
+class EvalPart(StrEnum):
+    """What `dats-rag eval` measures."""
+
+    RETRIEVAL = "retrieval"
+    ANSWERS = "answers"
+    GROUNDING = "grounding"
 
 
 def run_app() -> None:
@@ -222,13 +232,42 @@ def ask(
 def evaluate(
     folder: Annotated[Path, typer.Argument(help="A folder with evaluation sets.", exists=True, file_okay=False)],
     out: Annotated[Path, typer.Option("--out", help="Where the report goes.")] = Path("evaluation"),
-    questions: Annotated[int, typer.Option("--questions", min=1, help="Questions of each kind.")] = 200,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="Only this set; may be repeated.")] = None,
+    mode: Annotated[
+        list[SearchMode] | None, typer.Option("--mode", help="Only this search mode; may be repeated.")
+    ] = None,
+    part: Annotated[list[EvalPart] | None, typer.Option("--part", help="Only this; may be repeated.")] = None,
+    questions: Annotated[
+        int | None,
+        typer.Option("--questions", min=1, help="Of each kind in a set, evenly spread; else all, and 200 for answers."),
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            "--baseline", help="Compare with this file, not with the packaged one.", dir_okay=False, exists=True
+        ),
+    ] = None,
+    write_baseline: Annotated[
+        Path | None, typer.Option("--write-baseline", help="Keep the ranking's figures there, as a baseline.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure answers on evaluation sets, with a fleet of its own."""
+    """Measure retrieval, answers and grounding on evaluation sets, each with a fleet of its own; exit 1 on a drop."""
+    from services.cli.evaluating import PARTS, Plan
     from services.cli.evaluating import evaluate as run_evaluation
+    from services.cli.evaluating_search import MODES
 
-    run_evaluation(folder, out=out, most=questions, voice=Voice(as_json=as_json))
+    plan = Plan(
+        folder,
+        out,
+        sets=sets or (),
+        modes=[each for each in MODES if not mode or each in {asked.value for asked in mode}],
+        parts=[each for each in PARTS if not part or each in {asked.value for asked in part}],
+        most=questions,
+        baseline=baseline,
+        renew=write_baseline,
+    )
+    raise typer.Exit(run_evaluation(plan, voice=Voice(as_json=as_json)))
 
 
 @app.command()

@@ -1,85 +1,173 @@
-"""`dats-rag eval`: answers and their grounding on evaluation sets, through a fleet's own HTTP."""
+"""`dats-rag eval`: retrieval, answers and grounding on evaluation sets, through a fleet's own HTTP."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import socket
-import statistics
-import tempfile
-import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from dats_common.clients.rag import RAGClient
 from dats_common.domain.grounding import judge
-from dats_common.domain.sentences import sentences
 from dats_common.errors import ConfigurationError
-from dats_common.settings import load_settings
+from services.cli import evaluating_answers, evaluating_search
 from services.cli.console import Voice
-from services.evaluate.figures import auroc, brier, calibration_error, reliability
-from services.evaluate.picture import reliability_svg
-from services.evaluate.sets import KINDS, Asked, Document, Said, claims, questions, replies, sample
-from services.local import open_fleet
+from services.cli.options import EXIT_INTERRUPTED, EXIT_NO, run_until_signal
+from services.cli.scratch_fleet import ingest, open_scratch_fleet
+from services.evaluate.baseline import (
+    PACKAGED,
+    TOLERANCE,
+    Comparison,
+    baseline_of,
+    compare,
+    read_baseline,
+    write_baseline,
+)
+from services.evaluate.figures import Bin, auroc
+from services.evaluate.picture import ranking_svg, reliability_svg
+from services.evaluate.sets import (
+    CORPUS,
+    QRELS,
+    QUERIES,
+    REPLIES,
+    Asked,
+    RetrievalSet,
+    Said,
+    claims,
+    is_retrieval_set,
+    questions,
+    replies,
+    retrieval_set,
+)
 
-_AT_ONCE = 8
-_TIMEOUT_S = 120.0
+Part = Literal["retrieval", "answers", "grounding"]
+PARTS: tuple[Part, ...] = ("retrieval", "answers", "grounding")
+
+# What is asked of every retrieval set is the same; these have more in them.
+_WITH_ANSWERS = ("squad2",)
+_WITH_EVIDENCE = {"begin_wow": replies, "scifact": claims}
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """A question and what came of it.
+class Plan:
+    """What is to be measured.
 
     Attributes:
-        right: a right answer's text is in what was answered.
-        first_right: it is in the first sentence of the best chunk: what an answer without thought would give.
-        confidence, answerability: in [0, 1].
+        sets: names of folders; all if empty.
+        most: questions of each kind, evenly spread over the set; None: all for retrieval, and for answers
+            `evaluating_answers.DEFAULT_MOST`.
+        baseline: what the ranking is held against; None: the one that comes with the package, for the sets that it has
+            of this very data.
+        renew: where this run's figures are kept as the next baseline.
     """
 
-    asked: Asked
-    right: bool
-    first_right: bool
-    confidence: float
-    answerability: float
-    grounded: bool
-    action: str
-    model: str
-    latency_ms: float
+    folder: Path
+    out: Path
+    sets: Sequence[str] = ()
+    modes: Sequence[str] = evaluating_search.MODES
+    parts: Sequence[Part] = PARTS
+    most: int | None = None
+    baseline: Path | None = None
+    renew: Path | None = None
 
 
-def evaluate(folder: Path, *, out: Path, most: int, voice: Voice) -> None:
-    """Every set of `folder` that is known here; `report.json`, `report.md` and pictures go to `out`.
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What the folder has of what is wanted, read to the last line before anything is started."""
 
-    Args:
-        most: questions of each kind, evenly spread over the set.
+    retrieval: Mapping[str, RetrievalSet]
+    answers: Mapping[str, Sequence[Asked]]
+    grounding: Mapping[str, Sequence[Said]]
+    skipped: Sequence[str]
 
-    Raises: ConfigurationError: there is no set, or one cannot be read.
+
+def evaluate(plan: Plan, *, voice: Voice) -> int:
+    """Measure, write `report.json`, `report.md` and pictures to the folder `out`, and compare. Returns the exit status.
+
+    Interrupted, or stopped by an error, the report has what was done by then, and is marked as not complete.
+
+    Raises: ConfigurationError: there is no set, or one cannot be read; the message has file and line.
     """
-    report: dict[str, Any] = {}
-    for name, read in (("begin_wow", replies), ("scifact", claims)):
-        if (folder / name).is_dir():
-            report[name] = {"grounding": _grounding(read(folder / name))}
-            voice.note(f"{name}: {report[name]}")
-    out.mkdir(parents=True, exist_ok=True)
-    if (folder / "squad2").is_dir():
-        documents, asked = questions(folder / "squad2")
-        judged = asyncio.run(_through_a_fleet(documents, asked, most=most, voice=voice))
-        report["squad2"] = _answers(judged)
-        bins = reliability([each.confidence for each in judged], [each.right for each in judged])
-        (out / "reliability.svg").write_text(reliability_svg(bins, title="Confidence and truth, squad2"))
-        report["squad2"]["reliability"] = [asdict(each) for each in bins]
-    if not report:
-        raise ConfigurationError(f"{folder} has none of the sets begin_wow, scifact and squad2")
-    (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-    rows = list(_rows(report))
-    (out / "report.md").write_text(
-        "\n".join(["| set | figure | value |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
-    )
-    voice.table("Evaluation", ("set", "figure", "value"), rows)
-    voice.result(report)
+    # Read first: a run that ends with a file that is missing has cost minutes.
+    before = read_baseline(plan.baseline or PACKAGED)
+    work = _read(plan, voice)
+    report: dict[str, Any] = {
+        "complete": False,
+        "retrieval": {},
+        "answers": {},
+        "grounding": {},
+        "skipped": list(work.skipped),
+    }
+    try:
+        report["complete"] = run_until_signal(lambda: _measure(work, plan, report, voice)) is not None
+    finally:
+        measured = baseline_of(report["retrieval"])
+        comparison = compare(measured, before)
+        _write(report, comparison, plan.out)
+    _tell(report, comparison, plan, voice)
+    if not report["complete"]:
+        return EXIT_INTERRUPTED
+    if plan.renew:
+        write_baseline(plan.renew, measured)
+        voice.note(f"{plan.renew} has the figures of {', '.join(measured) or 'no set'} now")
+    # With the packaged baseline other data is no failure: whoever named a baseline wanted to be held against it.
+    return EXIT_NO if comparison.drops or (plan.baseline and comparison.not_compared) else 0
+
+
+def _read(plan: Plan, voice: Voice) -> _Work:
+    folders = {folder.name: folder for folder in sorted(plan.folder.iterdir()) if folder.is_dir()}
+    if unknown := [name for name in plan.sets if name not in folders]:
+        raise ConfigurationError(f"{plan.folder} has no folder {', '.join(unknown)}; it has {', '.join(folders)}")
+    retrieval, answers, grounding, skipped = {}, {}, {}, []
+    for name, folder in folders.items():
+        if plan.sets and name not in plan.sets:
+            continue
+        ranked = is_retrieval_set(folder)
+        if not ranked and name not in _WITH_EVIDENCE:
+            skipped.append(name)
+            voice.note(f"{name}: skipped, it has none of {CORPUS}, {QUERIES}, {QRELS}, {REPLIES}")
+            continue
+        asks = ranked and "answers" in plan.parts and name in _WITH_ANSWERS
+        if ranked and ("retrieval" in plan.parts or asks):
+            retrieval[name] = retrieval_set(folder)
+            if retrieval[name].loose:
+                voice.note(f"{folder / QRELS}: {retrieval[name].loose} judgements of what is not there")
+        if asks:
+            answers[name] = questions(folder)
+        if "grounding" in plan.parts and name in _WITH_EVIDENCE:
+            grounding[name] = _WITH_EVIDENCE[name](folder)
+    if not (retrieval or grounding):
+        raise ConfigurationError(f"{plan.folder} has no evaluation set of what is to be measured")
+    return _Work(retrieval, answers, grounding, skipped)
+
+
+async def _measure(work: _Work, plan: Plan, report: dict[str, Any], voice: Voice) -> bool:
+    for name, said in work.grounding.items():
+        report["grounding"][name] = await asyncio.to_thread(_grounding, said)
+    for of_set in work.retrieval.values():
+        await _through_a_fleet(of_set, work, plan, report, voice)
+    return True
+
+
+async def _through_a_fleet(of_set: RetrievalSet, work: _Work, plan: Plan, report: dict[str, Any], voice: Voice) -> None:
+    """A fleet for each set: how rare a word is would otherwise depend on which other sets were chosen."""
+    name = of_set.name
+    async with open_scratch_fleet() as fleet:
+        label = f"{name}: documents made searchable"
+        ingested = await ingest(fleet.bus, of_set.documents, domain=of_set.domain, label=label, voice=voice)
+        if ingested.refused:
+            why = "; ".join(sorted(set(ingested.refused.values())))
+            voice.note(f"{name}: {len(ingested.refused)} documents refused: {why}")
+        if "retrieval" in plan.parts:
+            part = evaluating_search.described(of_set, ingested, most=plan.most)
+            report["retrieval"][name] = part
+            await evaluating_search.ask_all(
+                fleet.client, of_set, modes=plan.modes, most=plan.most, into=part["modes"], voice=voice
+            )
+        if name in work.answers:
+            judged = await evaluating_answers.ask_all(fleet.client, work.answers[name], most=plan.most, voice=voice)
+            report["answers"][name] = evaluating_answers.figures(judged)
 
 
 def _grounding(said: Sequence[Said]) -> dict[str, float]:
@@ -94,40 +182,70 @@ def _grounding(said: Sequence[Said]) -> dict[str, float]:
     }
 
 
-def _answers(judged: Sequence[Judged]) -> dict[str, Any]:
-    of_kind = {kind: [each for each in judged if each.asked.kind == kind] for kind in KINDS}
-    answerable = of_kind["answerable"]
-    confidences, right = [each.confidence for each in judged], [each.right for each in judged]
-    latencies = sorted(each.latency_ms for each in judged)
-    figures: dict[str, Any] = {
-        "model": ", ".join(sorted({each.model for each in judged})),
-        "questions": {kind: len(each) for kind, each in of_kind.items()},
-        "answer_holds_the_gold_span": _share([each.right for each in answerable]),
-        "first_sentence_of_the_best_chunk_holds_it": _share([each.first_right for each in answerable]),
-        "answerable_with_a_citation": _share([each.grounded for each in answerable]),
-        "routed": {kind: _share([each.action == "ROUTE" for each in items]) for kind, items in of_kind.items()},
-        "brier": round(brier(confidences, right), 4),
-        "expected_calibration_error": round(calibration_error(reliability(confidences, right)), 4),
-        "latency_p50_ms": round(statistics.median(latencies), 1),
-        "latency_p95_ms": round(latencies[int(0.95 * (len(latencies) - 1))], 1),
+# ------------------------------------------------------------------------------------------------------------ report
+
+
+def _write(report: dict[str, Any], comparison: Comparison, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    report["comparison"] = {
+        "tolerance": TOLERANCE,
+        "compared": comparison.compared,
+        "drops": comparison.drops,
+        "not_compared": comparison.not_compared,
     }
-    for kind in ("offcorpus", "adversarial"):
-        figures[f"auroc_against_{kind}"] = {
-            name: round(
-                auroc([getattr(each, name) for each in answerable], [getattr(each, name) for each in of_kind[kind]]), 4
-            )
-            for name in ("confidence", "answerability")
-        }
-    return figures
+    (out / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    (out / "report.md").write_text(_markdown(report, comparison), encoding="utf-8")
+    if report["retrieval"]:
+        ranked = {name: _by_mode(each["modes"]) for name, each in report["retrieval"].items()}
+        (out / "retrieval.svg").write_text(ranking_svg(ranked, title="nDCG@10 by set and mode"), encoding="utf-8")
+    for name, each in report["answers"].items():
+        bins = [Bin(**one) for one in each["reliability"]]
+        picture = reliability_svg(bins, title=f"Confidence and truth, {name}")
+        (out / "reliability.svg").write_text(picture, encoding="utf-8")
 
 
-def _share(held: Sequence[bool]) -> float:
-    return round(sum(held) / len(held), 4) if held else 0.0
+def _by_mode(modes: Mapping[str, Any]) -> dict[str, float]:
+    return {mode: figures["ndcg_at_10"] for mode, figures in modes.items() if figures["ndcg_at_10"] is not None}
 
 
-def _rows(report: Mapping[str, Any], above: tuple[str, ...] = ()) -> list[tuple[str, str, str]]:
+def _markdown(report: Mapping[str, Any], comparison: Comparison) -> str:
+    parts = [] if report["complete"] else ["**Not complete**: the run was interrupted or failed."]
+    if report["retrieval"]:
+        parts += [_table(evaluating_search.COLUMNS, evaluating_search.rows(report["retrieval"]))]
+        parts += [_table(("set", "domain", "documents", "refused", "chunks", "judged", "off-corpus"), _sizes(report))]
+    if other := _other(report):
+        parts += [_table(("set", "figure", "value"), other)]
+    parts += ["\n".join(f"- {line}" for line in _verdict(comparison))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _sizes(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    return [
+        (
+            name,
+            each["domain"] or "",
+            *(str(each[what]) for what in ("documents", "documents_refused", "chunks")),
+            *(f"{each['questions'][kind]} of {each['questions_of_the_set'][kind]}" for kind in ("judged", "offcorpus")),
+        )
+        for name, each in report["retrieval"].items()
+    ]
+
+
+def _other(report: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Figures of answers and grounding, each in a row."""
+    return [
+        row for part in ("answers", "grounding") for name, each in report[part].items() for row in _rows(each, (name,))
+    ]
+
+
+def _rows(figures: Mapping[str, Any], above: tuple[str, ...]) -> list[tuple[str, str, str]]:
     rows = []
-    for name, value in report.items():
+    for name, value in figures.items():
         if isinstance(value, Mapping):
             rows += _rows(value, (*above, name))
         elif not isinstance(value, list):
@@ -135,79 +253,21 @@ def _rows(report: Mapping[str, Any], above: tuple[str, ...] = ()) -> list[tuple[
     return rows
 
 
-# ------------------------------------------------------------------------------------------------ through the fleet
+def _verdict(comparison: Comparison) -> list[str]:
+    held = ", ".join(comparison.compared)
+    return [
+        *(f"Dropped: {drop}" for drop in comparison.drops),
+        *(f"Not compared: {reason}" for reason in comparison.not_compared),
+        *([f"Held against the baseline, within {TOLERANCE}: {held}"] if held and not comparison.drops else []),
+    ]
 
 
-async def _through_a_fleet(
-    documents: Sequence[Document], asked: Sequence[Asked], *, most: int, voice: Voice
-) -> list[Judged]:
-    chosen = [each for kind in KINDS for each in sample([item for item in asked if item.kind == kind], most)]
-    async with _scratch_fleet() as client:
-        await _one_by_one("documents made searchable", documents, lambda each: _index(client, each), voice)
-        return await _one_by_one("questions asked", chosen, lambda each: _ask(client, each), voice)
-
-
-@asynccontextmanager
-async def _scratch_fleet() -> AsyncIterator[RAGClient]:
-    """A fleet of its own, gone afterwards: an evaluation must not be seen by those who work."""
-    with tempfile.TemporaryDirectory(prefix="dats-rag-eval-") as scratch:
-        environment = {"DATS_DATA_DIR": scratch, "PORT": str(_free_port())}
-        settings = load_settings(None, environment)
-        async with (
-            open_fleet(settings, environ=environment, log_file=Path(scratch) / "fleet.log") as fleet,
-            RAGClient(fleet.base_url, timeout=_TIMEOUT_S) as client,
-        ):
-            yield client
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-async def _one_by_one(label: str, items: Sequence[Any], work: Any, voice: Voice) -> list[Any]:
-    """The results in the order of the items, a few at a time."""
-    slots = asyncio.Semaphore(_AT_ONCE)
-    done = 0
-    with voice.progress(label, len(items)) as bar:
-
-        async def one(item: Any) -> Any:
-            nonlocal done
-            async with slots:
-                result = await work(item)
-            done += 1
-            bar.set(done)
-            return result
-
-        return await asyncio.gather(*map(one, items))
-
-
-async def _index(client: RAGClient, document: Document) -> None:
-    metadata = {"artifact_id": document.document_id, "project_id": "evaluation", "title": document.title}
-    await client.embed(document.text, metadata)
-
-
-async def _ask(client: RAGClient, asked: Asked) -> Judged:
-    started = time.perf_counter()
-    found = await client.answer(asked.text, timeout=_TIMEOUT_S)
-    latency_ms = (time.perf_counter() - started) * 1e3
-    best = await client.query(asked.text, top_k=1, max_tokens=1000)
-    text = best.context.partition("\n\n")[2]
-    first = text[slice(*sentences(text)[0])] if text.strip() else ""
-    return Judged(
-        asked=asked,
-        right=_holds(found.answer, asked),
-        first_right=_holds(first, asked),
-        confidence=found.confidence.overall / 100,
-        answerability=found.confidence.answerability,
-        grounded=found.grounded,
-        action=found.action,
-        model=found.model_used,
-        latency_ms=latency_ms,
-    )
-
-
-def _holds(text: str, asked: Asked) -> bool:
-    return any(answer.casefold() in text.casefold() for answer in asked.answers)
+def _tell(report: Mapping[str, Any], comparison: Comparison, plan: Plan, voice: Voice) -> None:
+    if report["retrieval"]:
+        voice.table("Retrieval", evaluating_search.COLUMNS, evaluating_search.rows(report["retrieval"]))
+    if other := _other(report):
+        voice.table("Answers and grounding", ("set", "figure", "value"), other)
+    for line in _verdict(comparison):
+        voice.note(line)
+    voice.note(f"{plan.out / 'report.md'} has it all" + ("" if report["complete"] else ", as far as it went"))
+    voice.result(report)

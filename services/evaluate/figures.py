@@ -1,9 +1,9 @@
-"""What scores are worth against what was true. Pure."""
+"""What scores and rankings are worth against what was true. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 BINS = 10
@@ -67,3 +67,45 @@ def calibration_error(bins: Sequence[Bin]) -> float:
     """
     total = sum(each.count for each in bins)
     return sum(each.count * abs(each.predicted - each.right) for each in bins) / total if total else math.nan
+
+
+# ------------------------------------------------------------------------------------------------------------ ranking
+
+
+def recall_at(ranked: Sequence[str], relevant: Mapping[str, float], *, depth: int) -> float:
+    """The share of the relevant documents that are among the first `depth`. NaN where nothing is relevant.
+
+    Args:
+        ranked: document ids, the best first, each once.
+        relevant: gain by document id; 0 means judged and not relevant.
+    """
+    wanted = {document for document, gain in relevant.items() if gain > 0}
+    return len(wanted.intersection(ranked[:depth])) / len(wanted) if wanted else math.nan
+
+
+def ndcg_at(ranked: Sequence[str], relevant: Mapping[str, float], *, depth: int) -> float:
+    """Normalised discounted cumulative gain; 1 is the best order there can be, NaN where nothing is relevant.
+
+    Gains count as they are (linear), as trec_eval has it. Arguments as for `recall_at`.
+
+    Source: Jarvelin and Kekalainen, ACM TOIS 2002, with log2(rank + 1) as the discount.
+    """
+    best = _discounted(sorted(relevant.values(), reverse=True)[:depth])
+    return _discounted([relevant.get(document, 0.0) for document in ranked[:depth]]) / best if best else math.nan
+
+
+def _discounted(gains: Sequence[float]) -> float:
+    return sum(gain / math.log2(rank + 1) for rank, gain in enumerate(gains, start=1))
+
+
+def reciprocal_rank(ranked: Sequence[str], relevant: Mapping[str, float], *, depth: int) -> float:
+    """1 / rank of the first relevant document, 0 if none is among the first `depth`. Arguments as for `recall_at`."""
+    for rank, document in enumerate(ranked[:depth], start=1):
+        if relevant.get(document, 0.0) > 0:
+            return 1 / rank
+    return 0.0
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The least value that at least `share` of all do not exceed (nearest rank). NaN of nothing."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else math.nan

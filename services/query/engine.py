@@ -35,6 +35,9 @@ MODES: Mapping[str, frozenset[Leg]] = MappingProxyType(
 _OVER_FETCH = 1.5  # the guard drops what fell or was replaced meanwhile; usually nothing
 _MOST_CANDIDATES = 400
 _NOTHING = Context("", (), 0)
+_NEAR = 0.5
+"""What stands beside a hit that is similar enough needs this share of that similarity: whether there is an answer and
+what comes second are two questions, and one cut for both is wrong for either (docs/retrieval.md)."""
 _ROUNDS = 4  # re-reads after a replaced or withdrawn candidate, refills after dropped ones: then it is good enough
 
 
@@ -108,7 +111,7 @@ class _Asked:
     """A question as the index takes it."""
 
     dense: npt.NDArray[np.float32]
-    terms: SparseVector | None
+    terms: SparseVector
     identifiers: frozenset[int]
     legs: frozenset[Leg]
     where: SearchFilter
@@ -166,6 +169,13 @@ def _named_first(
 
 def _missing(identifiers: frozenset[int], passage: Passage) -> int:
     return len(identifiers - sparse.term_ids(passage.text))
+
+
+def _is_relevant(item: Candidate, passage: Passage, asked: _Asked, *, least: float) -> bool:
+    if item.similarity >= least:
+        return True
+    # Only what the cut on similarity would drop is worth reading again for its terms: whichever leg found it.
+    return holds_the_terms(query_terms=asked.terms.indices, chunk_terms=sparse.term_ids(passage.text))
 
 
 def _hit(item: Candidate, passage: Passage, score: float) -> Hit:
@@ -268,8 +278,8 @@ class QueryEngine:
     async def _encode(self, question: Question) -> _Asked:
         dense = await self._vectors.of(question.text, tenant_id=question.where.principal.tenant_id)
         legs = MODES[question.mode]
-        terms = sparse.encode_query(question.text) if "sparse" in legs else None
-        identifiers: frozenset[int] = sparse.identifier_ids(question.text) if terms else frozenset()
+        terms = sparse.encode_query(question.text)
+        identifiers: frozenset[int] = sparse.identifier_ids(question.text) if "sparse" in legs else frozenset()
         return _Asked(dense, terms, identifiers, legs, question.where)
 
     async def _read_best(self, candidates: Sequence[Candidate], asked: _Asked, *, wanted: int) -> _Ranking:
@@ -279,6 +289,7 @@ class QueryEngine:
         ordered = self._ordered(candidates, asked)
         first = len(ordered) if asked.identifiers else 2 * wanted
         hits: list[Hit] = []
+        is_answered = False
         dropped = 0
         replaced: set[ChunkRef] = set()
         for number, part in enumerate(filter(None, (ordered[:first], ordered[first:]))):
@@ -286,18 +297,20 @@ class QueryEngine:
             if asked.identifiers:
                 part = _named_first(part, read.passages, asked.identifiers)
             for item, score in part:
-                if number and len(hits) == wanted:
+                if number and is_answered and len(hits) == wanted:
                     break  # Of the others what lies behind the last hit says nothing about this answer.
                 passage = read.passages.get(item.ref)
                 if passage is None:
                     dropped += 1
                     if item.ref.key in read.superseded:
                         replaced.add(item.ref)
-                elif len(hits) < wanted and self._is_relevant(item, passage, asked):
+                    continue
+                is_answered = is_answered or _is_relevant(item, passage, asked, least=self._min_similarity)
+                if len(hits) < wanted and _is_relevant(item, passage, asked, least=_NEAR * self._min_similarity):
                     hits.append(_hit(item, passage, score))
-            if len(hits) >= wanted:
+            if is_answered and len(hits) >= wanted:
                 break
-        return _Ranking(hits, dropped, frozenset(replaced))
+        return _Ranking(hits if is_answered else (), dropped, frozenset(replaced))
 
     def _ordered(self, candidates: Sequence[Candidate], asked: _Asked) -> list[_Scored]:
         scores = fuse(candidates, rules=self._fusion, domain=asked.where.domain)
@@ -305,14 +318,6 @@ class QueryEngine:
         return sorted(
             zip(candidates, scores, strict=True),
             key=lambda each: (-each[1], -each[0].similarity, each[0].ref.source_id),
-        )
-
-    def _is_relevant(self, item: Candidate, passage: Passage, asked: _Asked) -> bool:
-        if item.similarity >= self._min_similarity:
-            return True
-        # Only what the cut on similarity would drop is worth reading again for its terms.
-        return asked.terms is not None and holds_the_terms(
-            query_terms=asked.terms.indices, chunk_terms=sparse.term_ids(passage.text)
         )
 
     def _fit(self, hits: Sequence[Hit], budget_tokens: int) -> tuple[tuple[Hit, ...], Context]:

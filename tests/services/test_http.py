@@ -390,6 +390,43 @@ async def test_a_name_of_code_is_found_before_its_near_twins(rig: Rig) -> None:
             assert shown(await ask(client, query=f"{name}s"))[0] == f"{name}s"
 
 
+async def test_one_source_decides_whether_there_is_an_answer_and_the_rest_need_half_of_its_similarity(
+    rig: Rig, indexed: list[str]
+) -> None:
+    found = await rig.index.generations([ArtifactKey("default", name) for name in indexed])
+    refs = [ChunkRef(key, generation, 0) for key, (generation,) in sorted(found.items())]
+    assert len(refs) == 3
+
+    async def shown(
+        *similarities: float, query: str = "zebra quokka", mode: str = "hybrid", top_k: int = 3
+    ) -> list[int]:
+        """Positions of the candidates that are shown; the keywords have found them in their order."""
+
+        class Proposes(MemoryIndex):
+            async def search(self, **_: Any) -> list[Candidate]:
+                return [
+                    Candidate(ref, similarity, sparse_rank=rank, sparse_score=1.0 / rank)
+                    for rank, (ref, similarity) in enumerate(zip(refs, similarities, strict=True), start=1)
+                ]
+
+        engine = QueryEngine(
+            encoder=rig.encoder,
+            index=Proposes(),
+            ledger=rig.ledger,
+            min_similarity=0.4,
+            least_candidates=50,
+            fusion=replace(fusion_rules(load_settings(None, {})), weights=LegWeights(0.0, 1.0)),
+        )
+        answer = await engine.retrieve(Question(query, mode, SearchFilter(LAPTOP), top_k=top_k, budget_tokens=1000))
+        assert bool(answer.reason) == (not answer.hits)
+        return [refs.index(hit.passage.ref) for hit in answer.hits]
+
+    assert await shown(0.39, 0.39, 0.39) == []
+    assert await shown(0.19, 0.2, 0.4) == [1, 2]
+    assert await shown(0.2, 0.2, 0.4, top_k=1) == [0], "what answers may lie behind what is shown"
+    assert await shown(0.1, 0.1, 0.1, query="totals", mode="vector") != [], "terms tell in every mode"
+
+
 async def test_the_legs_weigh_as_the_request_s_domain_says(rig: Rig, indexed: list[str]) -> None:
     found = await rig.index.generations([ArtifactKey("default", name) for name in ("invoices", "orders")])
     close, worded = (ChunkRef(key, generation, 0) for key, (generation,) in sorted(found.items()))

@@ -1,22 +1,27 @@
-"""Figures of the evaluation, against what can be reckoned by hand, and the reading of its sets."""
+"""Figures of the evaluation and its pictures, against what can be reckoned by hand."""
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
 import xml.etree.ElementTree as ET
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dats_common.errors import ConfigurationError
-from services.evaluate.figures import Bin, auroc, brier, calibration_error, reliability
-from services.evaluate.picture import reliability_svg
-from services.evaluate.sets import claims, questions, replies, sample
+from services.evaluate.figures import (
+    Bin,
+    auroc,
+    brier,
+    calibration_error,
+    ndcg_at,
+    percentile,
+    recall_at,
+    reciprocal_rank,
+    reliability,
+)
+from services.evaluate.picture import ranking_svg, reliability_svg
+from services.evaluate.sets import sample
 
 scores = st.lists(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]), min_size=1, max_size=12)
 
@@ -54,28 +59,57 @@ def test_a_sample_is_spread_evenly_and_always_the_same() -> None:
     assert sample([1, 2], 5) == [1, 2]
 
 
-def write(folder: Path, name: str, *lines: dict[str, Any]) -> None:
-    with gzip.open(folder / f"{name}.jsonl.gz", "wt") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
+LOG2_3 = math.log2(3)
+RANKED = ["a", "b", "c", "d", "e", "f"]
 
 
-def test_the_sets_are_read_as_their_readmes_say(tmp_path: Path) -> None:
-    write(tmp_path, "corpus", {"id": "d", "title": "T", "text": "A fact."})
-    write(
-        tmp_path,
-        "queries",
-        {"id": "q", "text": "What?", "kind": "answerable", "answers": [{"text": "fact", "start": 2}]},
-    )
-    documents, [asked] = questions(tmp_path)
-    assert (documents[0].text, asked.kind, asked.answers) == ("A fact.", "answerable", ("fact",))
-    evidence = [{"doc": "d", "label": "SUPPORT", "sentences": [0]}]
-    write(tmp_path, "queries", {"id": "c", "text": "A fact", "evidence": evidence, "cited_doc_ids": ["d", "gone"]})
-    assert [(each.context, each.supported) for each in claims(tmp_path)] == [("A fact.", True)]
-    labels = ("Fully attributable", "Not fully attributable", "Generic")
-    write(tmp_path, "responses", *({"response": "r", "knowledge": "k", "label": label} for label in labels))
-    assert [each.supported for each in replies(tmp_path)] == [True, False]
+def test_recall_is_the_share_of_what_is_relevant_that_came_in_time() -> None:
+    assert recall_at(RANKED, {"a": 1, "f": 1, "absent": 2, "b": 0}, depth=5) == pytest.approx(1 / 3)
+    assert recall_at(RANKED, {"f": 1}, depth=6) == 1.0
+    assert recall_at([], {"f": 1}, depth=5) == 0.0
+    assert math.isnan(recall_at(RANKED, {"a": 0}, depth=5))
 
 
-def test_a_set_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="corpus"):
-        questions(tmp_path)
+def test_ndcg_of_one_relevant_document_is_its_discount() -> None:
+    assert ndcg_at(RANKED, {"a": 1}, depth=10) == 1.0
+    assert ndcg_at(RANKED, {"b": 1}, depth=10) == pytest.approx(1 / LOG2_3)
+    assert ndcg_at(RANKED, {"c": 1}, depth=10) == pytest.approx(0.5)
+    assert ndcg_at(RANKED, {"c": 1}, depth=2) == 0.0
+    assert ndcg_at([], {"a": 1}, depth=10) == 0.0
+
+
+def test_ndcg_weighs_grades_and_counts_what_was_never_found() -> None:
+    found = ndcg_at(["little", "much"], {"much": 3, "little": 1}, depth=10)
+    assert found == pytest.approx((1 + 3 / LOG2_3) / (3 + 1 / LOG2_3))
+    assert ndcg_at(["a"], {"a": 1, "absent": 1}, depth=10) == pytest.approx(1 / (1 + 1 / LOG2_3))
+    assert ndcg_at(["a", "b"], {"a": 1, "b": 1, "c": 1}, depth=2) == 1.0, "the ideal has no more places"
+    assert math.isnan(ndcg_at(RANKED, {}, depth=10))
+
+
+@given(st.permutations(RANKED), st.dictionaries(st.sampled_from(RANKED), st.integers(0, 3), min_size=1))
+def test_no_order_is_better_than_the_ideal_one(ranked: list[str], relevant: dict[str, float]) -> None:
+    if not any(relevant.values()):
+        return
+    assert 0.0 < ndcg_at(ranked, relevant, depth=10) <= 1.0 + 1e-12
+    ideal = sorted(ranked, key=lambda document: -relevant.get(document, 0))
+    assert ndcg_at(ideal, relevant, depth=10) == pytest.approx(1.0)
+
+
+def test_the_reciprocal_rank_is_of_the_first_relevant_document() -> None:
+    assert reciprocal_rank(RANKED, {"c": 1, "b": 2, "a": 0}, depth=10) == 0.5
+    assert reciprocal_rank(RANKED, {"f": 1}, depth=5) == 0.0
+    assert reciprocal_rank([], {"a": 1}, depth=5) == 0.0
+
+
+def test_a_percentile_is_a_value_that_was_measured() -> None:
+    assert [percentile([4, 1, 3, 2], share) for share in (0.0, 0.25, 0.5, 0.51, 0.95, 1.0)] == [1, 1, 2, 3, 4, 4]
+    assert percentile([7.0], 0.95) == 7.0
+    assert math.isnan(percentile([], 0.5))
+
+
+def test_the_bars_are_as_high_as_the_figures_whatever_modes_a_set_has() -> None:
+    picture = ranking_svg({"one & two": {"hybrid": 0.8, "keyword": 0.4}, "three": {"keyword": 0.2}}, title="<nDCG>")
+    bars = [each for each in ET.fromstring(picture) if each.get("class") == "bar"]
+    heights = [float(each.get("height", "")) for each in bars]
+    assert [height / heights[0] for height in heights] == [1.0, 0.5, 0.25]
+    assert len({bars[1].get("fill"), bars[2].get("fill")}) == 1, "a mode has one colour"

@@ -1,0 +1,144 @@
+"""A fleet for an evaluation, gone afterwards, and the way into it that approved outputs take."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dats_common.clients.rag import RAGClient
+from dats_common.contracts.events import rfc3339
+from dats_common.contracts.strict_json import parse_object
+from dats_common.contracts.topology import (
+    EMBEDDING_COMPLETED,
+    EMBEDDING_FAILED,
+    EMBEDDING_QUARANTINED,
+    TASK_VALIDATED,
+)
+from dats_common.errors import Unavailable
+from dats_common.ports import Bus
+from dats_common.records import Delivery
+from dats_common.settings import load_settings
+from services.backends import open_bus
+from services.cli.console import Voice
+from services.evaluate.sets import Document
+from services.local import open_fleet
+
+PROJECT = "evaluation"
+TIMEOUT_S = 120.0
+_SILENCE_S = 180.0  # No event for so long means that the fleet is stuck.
+_PUBLISHED_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchFleet:
+    """A fleet of its own: an evaluation must not be seen by those who work, nor they by it."""
+
+    client: RAGClient
+    bus: Bus
+
+
+@dataclass(frozen=True, slots=True)
+class Ingested:
+    """What became of documents.
+
+    Attributes:
+        refused: why, by document id: the contract asks for ten characters, for instance.
+    """
+
+    chunks: int
+    seconds: float
+    refused: dict[str, str]
+
+
+@asynccontextmanager
+async def open_scratch_fleet() -> AsyncIterator[ScratchFleet]:
+    """The production services with default settings, on an empty directory that is removed. Raises: Unavailable."""
+    with tempfile.TemporaryDirectory(prefix="dats-rag-eval-") as scratch:
+        environment = {"DATS_DATA_DIR": scratch, "PORT": str(_free_port())}
+        settings = load_settings(None, environment)
+        async with (
+            open_fleet(settings, environ=environment, log_file=Path(scratch) / "fleet.log") as fleet,
+            open_bus(settings, name="eval") as bus,
+            RAGClient(fleet.base_url, timeout=TIMEOUT_S) as client,
+        ):
+            yield ScratchFleet(client, bus)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def ingest(bus: Bus, documents: Sequence[Document], *, domain: str | None, label: str, voice: Voice) -> Ingested:
+    """Publish each document as QA does, and wait until the writer has said of each what became of it.
+
+    Raises: Unavailable: the fleet fell silent.
+    """
+    waiting = {document.document_id for document in documents}
+    refused: dict[str, str] = {}
+    chunks = 0
+    started = time.perf_counter()
+    slots = asyncio.Semaphore(_PUBLISHED_AT_ONCE)
+
+    async def publish(document: Document) -> None:
+        async with slots:
+            event = validated(document, domain=domain)
+            await bus.publish(TASK_VALIDATED, event, event_id=event["id"])
+
+    async with bus.watch(EMBEDDING_COMPLETED, EMBEDDING_FAILED, EMBEDDING_QUARANTINED) as outcomes:
+        with voice.progress(label, len(documents)) as bar:
+            async with asyncio.TaskGroup() as publishing:
+                for document in documents:
+                    publishing.create_task(publish(document))
+            while waiting:
+                data = await _next(outcomes)
+                if data["artifact_id"] not in waiting:
+                    continue
+                waiting.remove(data["artifact_id"])
+                if "reason" in data:
+                    refused[data["artifact_id"]] = data["reason"]
+                else:
+                    chunks += data["chunks"]
+                bar.set(len(documents) - len(waiting))
+    return Ingested(chunks, time.perf_counter() - started, refused)
+
+
+def validated(document: Document, *, domain: str | None) -> dict[str, Any]:
+    """`task.validated` as QA would publish it: the one place that says how a set's document is handed over.
+
+    A set of web pages gives their extracted text, by the section that its judgements name, and that is what is sent.
+    """
+    metadata = {
+        "project_id": PROJECT,
+        "provenance_id": "evaluation",
+        "domain": domain or "",
+        "title": document.title,
+        "language": document.language,
+    }
+    return {
+        "specversion": "1.0",
+        "id": str(uuid.uuid4()),
+        "source": "evaluation",
+        "type": TASK_VALIDATED,
+        "time": rfc3339(time.time_ns() // 1000),
+        "data": {"artifact_id": document.document_id, "content": document.text, "metadata": metadata},
+    }
+
+
+async def _next(outcomes: AsyncIterator[Delivery]) -> dict[str, Any]:
+    try:
+        async with asyncio.timeout(_SILENCE_S):
+            data: dict[str, Any] = parse_object((await anext(outcomes)).body)["data"]
+            return data
+    except TimeoutError as error:
+        raise Unavailable(f"no event from the fleet for {_SILENCE_S:.0f} s") from error
