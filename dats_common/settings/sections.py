@@ -209,7 +209,7 @@ class Reranking(Section):
     batch_size: Annotated[int, Field(ge=1, le=256)] = Field(8, description="pairs that run together; then others' turn")
     threads: Annotated[int, Field(ge=0, le=1024)] = Field(0, description="its CPU threads on OpenVINO; 0: all cores")
     domains: dict[str, bool] = Field(
-        {"prose": True},
+        {"docs": True},
         description="whether hybrid searches for a domain that begins so are reranked unasked; the longest counts, and "
         "an empty name is for all",
     )

@@ -331,7 +331,7 @@ async def test_the_settings_name_the_reranker_and_a_wrong_one_does_not_stop_the_
     def set_to(model: Path) -> Settings:
         return Settings(query=Query(reranking=Chosen(enabled=True, model=str(model), max_pairs=7, deadline_ms=250)))
 
-    assert rerank_rules(set_to(tmp_path)) == RerankRules(7, 0.7, 0.25, {"prose": True})
+    assert rerank_rules(set_to(tmp_path)) == RerankRules(7, 0.7, 0.25, {"docs": True})
     metrics = Metrics()
     async with open_reranker(Settings(), metrics) as nothing:
         assert nothing is None
