@@ -14,10 +14,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from dats_common.contracts.fields import (
     MAX_TAGS,
     ArtifactId,
-    Content,
     FreeText,
     Identifier,
     Label,
+    RequestedContent,
     Tag,
     TenantId,
     explain,
@@ -194,7 +194,7 @@ class EmbedMetadata(ArtifactMetadata):
 class EmbedRequest(Request):
     """Request to index content."""
 
-    content: Content
+    content: RequestedContent
     metadata: EmbedMetadata
 
 

@@ -72,9 +72,9 @@ Tag = Annotated[str, Field(min_length=1, max_length=MAX_TAG_CHARS), AfterValidat
 Label = Annotated[str, Field(max_length=MAX_ID_CHARS), AfterValidator(printable)]
 Line = Annotated[str, Field(max_length=2048), AfterValidator(printable)]
 FreeText = Annotated[str, Field(max_length=4096), AfterValidator(without_nul)]
-Content = Annotated[
-    str, Field(min_length=MIN_CONTENT_CHARS, max_length=MAX_CONTENT_CHARS), AfterValidator(storable_content)
-]
+Content = Annotated[str, Field(min_length=1, max_length=MAX_CONTENT_CHARS), AfterValidator(storable_content)]
+"""However short: what was approved is knowledge (`x[::-1]`)."""
+RequestedContent = Annotated[Content, Field(min_length=MIN_CONTENT_CHARS)]
 
 
 class Wire(BaseModel):

@@ -50,7 +50,7 @@ class Ingested:
     """What became of documents.
 
     Attributes:
-        refused: why, by document id: the contract asks for ten characters, for instance.
+        refused: why, by document id: it holds a null character, for instance.
     """
 
     chunks: int

@@ -24,13 +24,13 @@ DOCUMENTS = {
     "bread": "A sourdough loaf is baked at 230 degrees and cools for an hour before it is cut.",
     "chess": "In chess a pawn that reaches the last rank is promoted, mostly to a queen.",
     "bees": "A honey bee tells the others where flowers are by a dance in the hive.",
-    "tiny": "too short",  # nine characters: the contract asks for ten
+    "torn": "a null\0 character",  # which the contract refuses
 }
 JUDGED = {
     "why does high tide come later each day": {"tides": 1},
     "at which temperature is sourdough bread baked": {"bread": 1},
-    "what happens to a pawn on the last rank": {"chess": 1, "tiny": 1},
-    "how do honey bees tell each other where flowers are": {"tiny": 1},
+    "what happens to a pawn on the last rank": {"chess": 1, "torn": 1},
+    "how do honey bees tell each other where flowers are": {"torn": 1},
 }
 OFFCORPUS = "parliamentary elections in New Zealand"
 NDCG = (1 + 1 + 1 / (1 + 1 / math.log2(3)) + 0) / 4
@@ -85,7 +85,7 @@ def test_a_set_is_measured_reported_and_held_against_a_baseline(tmp_path: Path) 
     assert "unknown: skipped" in said
     of_set = report["retrieval"]["made"]
     assert (of_set["domain"], of_set["documents"], of_set["documents_refused"], of_set["chunks"]) == ("docs", 5, 1, 4)
-    assert "at least 10 characters" in of_set["refusals"][0]
+    assert "null character" in of_set["refusals"][0]
     assert of_set["questions"] == {"judged": 4, "offcorpus": 1}
     assert list(of_set["modes"]) == ["hybrid", "vector", "keyword"]
     for figures in of_set["modes"].values():

@@ -94,7 +94,7 @@ async def test_a_message_that_breaks_the_contract_is_dead_lettered_with_its_reas
     assert rig.bus.queue(DEAD_LETTERS_QUEUE)[0].body == body
 
 
-@pytest.mark.parametrize("broken", [{"content": "short"}, {"metadata": {"tenant_id": "acme"}}])
+@pytest.mark.parametrize("broken", [{"content": ""}, {"metadata": {"tenant_id": "acme"}}])
 async def test_the_report_of_a_refused_event_names_what_can_be_read_of_it(
     rig: Rig, broken: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,6 +105,14 @@ async def test_the_report_of_a_refused_event_names_what_can_be_read_of_it(
     (failed,) = rig.published("embedding.failed")
     assert (failed["artifact_id"], failed["tenant_id"], failed["event_id"]) == ("a", "acme", "7")
     assert "event_id=7" in capsys.readouterr().out
+
+
+async def test_what_was_approved_is_indexed_however_short(rig: Rig) -> None:
+    rig.bus.inject(TASK_VALIDATED, encoded({"id": "7", "data": {**GOOD, "content": "x[::-1]"}}))
+    async with rig.writer():
+        await rig.settled()
+    (completed,) = rig.published("embedding.completed")
+    assert (completed["status"], completed["chunks"]) == ("indexed", 1)
 
 
 async def test_a_million_characters_in_one_line_are_indexed(rig: Rig) -> None:
