@@ -6,9 +6,11 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from http import HTTPStatus
 from typing import Any
 
-import httpx
+import aiohttp
+from yarl import URL
 
 from dats_common.adapters.ollama.wire import failure, read_object, said
 from dats_common.errors import ConfigurationError, LLMConnectionError, LLMTimeoutError
@@ -21,6 +23,7 @@ MAX_ANSWER_BYTES = 16 * 1024 * 1024
 
 MAX_REFUSAL_BYTES = 64 * 1024
 
+_NO_CONNECTION = "there is no connection to the model server"
 _JSON = ("application/x-ndjson", "application/json")
 
 
@@ -31,8 +34,9 @@ class TooManyBytes(LLMConnectionError):
 class OllamaClient:
     """Asks one Ollama; made by `open_client`. Moments are those of the loop's clock."""
 
-    def __init__(self, http: httpx.AsyncClient) -> None:
+    def __init__(self, http: aiohttp.ClientSession, base_url: URL) -> None:
         self._http = http
+        self._base_url = base_url
 
     async def ask(self, method: str, path: str, *, within_s: float, body: Mapping[str, Any] | None = None) -> Any:
         """One JSON object, whole. Raises: LLMConnectionError: late too; what `wire.failure` makes of a refusal."""
@@ -57,7 +61,7 @@ class OllamaClient:
     @asynccontextmanager
     async def answering(
         self, method: str, path: str, *, until: float, body: Mapping[str, Any] | None = None
-    ) -> AsyncIterator[httpx.Response]:
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         """A good answer, not yet read; its connection closes with the context, which stops the model.
 
         Raises: LLMTimeoutError: no answer has begun by `until`; LLMConnectionError; what `wire.failure` makes of a
@@ -67,27 +71,31 @@ class OllamaClient:
         headers = {"Content-Type": "application/json"} if body is not None else None
         with _translated():
             async with asyncio.timeout_at(until):
-                response = await self._http.send(
-                    self._http.build_request(method, path, content=content, headers=headers), stream=True
-                )
+                url = self._base_url.joinpath(path.lstrip("/"))
+                try:
+                    response = await self._http.request(
+                        method, url, data=content, headers=headers, allow_redirects=False
+                    )
+                except aiohttp.ClientOSError:  # also of one that lay idle, and whose server has gone meanwhile
+                    raise LLMConnectionError(_NO_CONNECTION) from None
         try:
-            if response.status_code != httpx.codes.OK:
+            if response.status != HTTPStatus.OK:
                 words = said(await _read(response, until=until, max_bytes=MAX_REFUSAL_BYTES) or b"")
                 model = body["model"] if body else None
                 retry_after = response.headers.get("retry-after")
-                raise failure(response.status_code, words, model=model, retry_after=retry_after)
+                raise failure(response.status, words, model=model, retry_after=retry_after)
             if not response.headers.get("content-type", "").startswith(_JSON):
                 raise LLMConnectionError("what answers is no model server: its answer is not JSON")
             yield response
         finally:
-            await response.aclose()
+            response.close()  # One that was read to its end has given its connection back already.
 
 
-async def lines_of(response: httpx.Response) -> AsyncGenerator[bytes]:
+async def lines_of(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
     """The lines of an answer, without the empty ones. Raises: LLMConnectionError: a line, or all, too long."""
     line, received = bytearray(), 0
     with _translated():
-        async for chunk in response.aiter_raw():  # raw: what is compressed has no bound
+        async for chunk in response.content.iter_any():
             received += len(chunk)
             *ends, rest = chunk.split(b"\n")
             for end in ends:
@@ -110,12 +118,12 @@ async def next_line(lines: AsyncGenerator[bytes], *, until: float) -> bytes | No
             return await anext(lines, None)
 
 
-async def _read(response: httpx.Response, *, until: float, max_bytes: int) -> bytes | None:
+async def _read(response: aiohttp.ClientResponse, *, until: float, max_bytes: int) -> bytes | None:
     """The whole answer; None: it has more than `max_bytes`."""
     body = bytearray()
     with _translated():
         async with asyncio.timeout_at(until):
-            async for chunk in response.aiter_raw():
+            async for chunk in response.content.iter_any():
                 body += chunk
                 if len(body) > max_bytes:
                     return None
@@ -127,11 +135,11 @@ def _translated() -> Iterator[None]:
     """The library's errors become ours, once; none is kept as a cause: it holds the request, and with it the prompt."""
     try:
         yield
-    except (httpx.ConnectError, httpx.ConnectTimeout):
-        raise LLMConnectionError("there is no connection to the model server") from None
-    except (httpx.TimeoutException, TimeoutError):
+    except aiohttp.ConnectionTimeoutError:
+        raise LLMConnectionError(_NO_CONNECTION) from None
+    except TimeoutError:
         raise LLMTimeoutError("the model did not answer in time") from None
-    except (httpx.HTTPError, httpx.StreamError) as error:
+    except (aiohttp.ClientError, OSError) as error:
         raise LLMConnectionError(f"the model server broke off: {type(error).__name__}") from None
 
 
@@ -142,18 +150,20 @@ async def open_client(base_url: str, *, connect_timeout_s: float) -> AsyncIterat
     Raises: ConfigurationError: not the address of an HTTP server.
     """
     try:
-        url = httpx.URL(base_url)
-    except httpx.InvalidURL as error:
+        url = URL(base_url)
+        known = url.scheme in ("http", "https") and bool(url.host) and url.port is not None
+    except ValueError as error:
         raise ConfigurationError(f"OLLAMA_BASE_URL is not an address: {error}") from error
-    if url.scheme not in ("http", "https") or not url.host:
+    if not known:
         raise ConfigurationError("OLLAMA_BASE_URL must begin with http:// or https:// and name a host")
-    async with httpx.AsyncClient(
-        base_url=url,
-        trust_env=False,
-        follow_redirects=False,
-        headers={"Accept-Encoding": "identity"},
-        timeout=httpx.Timeout(None, connect=connect_timeout_s),  # all other waits have a moment of their own
+    async with aiohttp.ClientSession(
         # Chats are bounded by slots, the rest by its haste: a look-up must not wait for a chat's connection.
-        limits=httpx.Limits(max_connections=None),
+        connector=aiohttp.TCPConnector(limit=0),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers={"Accept-Encoding": "identity"},
+        auto_decompress=False,  # what is compressed has no bound
+        # All other waits have a moment of their own.
+        timeout=aiohttp.ClientTimeout(total=None, connect=connect_timeout_s),
+        trust_env=False,
     ) as http:
-        yield OllamaClient(http)
+        yield OllamaClient(http, url)

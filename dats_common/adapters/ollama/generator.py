@@ -10,7 +10,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import aiohttp
 
 from dats_common.adapters.ollama.client import OllamaClient, lines_of, next_line, open_client
 from dats_common.adapters.ollama.names import full_name, listed_digest, refuse_cloud
@@ -240,7 +240,7 @@ class OllamaGenerator:
             self._known_until.pop(full_name(model), None)
             raise
 
-    async def _begin(self, answer: AsyncExitStack, request: dict[str, Any], *, until: float) -> httpx.Response:
+    async def _begin(self, answer: AsyncExitStack, request: dict[str, Any], *, until: float) -> aiohttp.ClientResponse:
         """An answer that has begun. A model that `think: false` offends is asked without, from now on."""
         spared = without_thinking(request)
         if request["model"] not in self._cannot_think:
