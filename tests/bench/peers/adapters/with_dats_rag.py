@@ -1,0 +1,51 @@
+"""Our own row: `dats-rag up`, that is the embedded broker, ledger and engine, a writer and a replica; all through HTTP."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import quote
+
+from peer import Document, Peer, Server, free_port, serve
+
+PUBLISHED_AT_ONCE = 64
+
+
+class DatsRag(Peer):
+    def start(self, folder: Path) -> list[int]:
+        port = free_port()
+        command = [sys.executable, "-m", "services.cli", "up", "--port", str(port), "--data", str(folder / "data")]
+        self.server = Server(command, port=port, folder=folder)
+        self.server.until_answers("/api/v1/health/ready")
+        return [self.server.pid]
+
+    def ingest(self, documents: Sequence[Document]) -> None:
+        with ThreadPoolExecutor(PUBLISHED_AT_ONCE) as callers:
+            list(callers.map(self._embed, documents))
+
+    def _embed(self, document: Document) -> None:
+        metadata = {
+            "artifact_id": document["id"],
+            "project_id": document["project"],
+            "provenance_id": "bench",
+            "tags": [document["tag"]],
+        }
+        self.server.call("POST", "/api/v1/embed", {"content": document["text"], "metadata": metadata})
+
+    def query(self, text: str, where: Mapping[str, str], limit: int) -> list[str]:
+        request = {"query": text, "top_k": limit, "max_tokens": 10_000}
+        if where:
+            request |= {"project_id": where["project"], "filters": {"tags": [where["tag"]]}}
+        return [source["artifact_id"] for source in self.server.call("POST", "/api/v1/query", request)["sources"]]
+
+    def delete(self, document_id: str) -> None:
+        self.server.call("DELETE", f"/api/v1/embeddings/{quote(document_id, safe='')}")
+
+    def stop(self) -> None:
+        self.server.stop()
+
+
+if __name__ == "__main__":
+    serve(DatsRag())
