@@ -126,7 +126,9 @@ def _show(rows: Sequence[Row]) -> None:
 
 
 def _write(rows: list[Row], results: list[dict[str, Any]]) -> None:
-    machines = [Machine(**{**each["machine"], "load_average": tuple(each["machine"]["load_average"])}) for each in results]
+    machines = [
+        Machine(**{**each["machine"], "load_average": tuple(each["machine"]["load_average"])}) for each in results
+    ]
     rewrite(PAGE, as_markdown(rows, machines), markers=MARKERS)
     PICTURE.write_text(peers_svg(rows), encoding="utf-8")
     print(f"{PAGE} and {PICTURE} rewritten")

@@ -28,7 +28,9 @@ def pins_of(spec: PeerSpec) -> str:
 def version_of(spec: PeerSpec) -> str:
     """Of the packages that its row names, as they are pinned."""
     found = dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)$", pins_of(spec), re.MULTILINE))
-    return ", ".join(found[package] if package == spec.shown[0] else f"{package} {found[package]}" for package in spec.shown)
+    return ", ".join(
+        found[package] if package == spec.shown[0] else f"{package} {found[package]}" for package in spec.shown
+    )
 
 
 def installed(spec: PeerSpec, cache: Path) -> Path:
@@ -57,9 +59,7 @@ def installed(spec: PeerSpec, cache: Path) -> Path:
 
 def _run(command: Sequence[str]) -> None:
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
         raise PeerFailed(f"not installed within {INSTALL_TIMEOUT_S:.0f} s") from error
     if done.returncode:

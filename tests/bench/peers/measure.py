@@ -188,9 +188,7 @@ class Deleted:
     troubles: list[str] = field(default_factory=list)
 
 
-def _delete(
-    adapter: AdapterProcess, victims: Sequence[Document], *, until: threading.Event | None = None
-) -> Deleted:
+def _delete(adapter: AdapterProcess, victims: Sequence[Document], *, until: threading.Event | None = None) -> Deleted:
     """One after the other; with `until`, only as long as that has not come."""
     deleted = Deleted()
     for each in victims:

@@ -143,13 +143,15 @@ def as_markdown(rows: Sequence[Row], machines: Sequence[Machine]) -> str:
         f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib:g} GiB, {machine.system}, Python {machine.python}; "
         f"load averages before each row {loads}. **Bold**: best of the column; {BEHIND}: we are behind.",
         "",
-        f"| peer | reached, search | {' | '.join(column.title for column in COLUMNS)} | seen after the acknowledgement |",
+        f"| peer | reached, search | {' | '.join(column.title for column in COLUMNS)} | seen after acknowledgement |",
         f"|---|---|{'---:|' * (len(COLUMNS) + 1)}",
     ]
     for row in rows:
         name = f"{row.title} ({row.version})"
         if row.failed:
-            lines.append(f"| {name} | {row.over}, {row.search} | no figures: {row.failed.replace('|', '/')}{' |' * (width - 1)}")
+            lines.append(
+                f"| {name} | {row.over}, {row.search} | no figures: {row.failed.replace('|', '/')}{' |' * (width - 1)}"
+            )
             continue
         cells = " | ".join(_marked(column, row, rows) for column in COLUMNS)
         lines.append(f"| {name} | {row.over}, {row.search} | {cells} | {row.late} of {row.deletions} |")

@@ -1,9 +1,9 @@
 """Documents, questions and their known answers: the same for every peer, from the same seed.
 
-Each document is one chunk for every peer: it fits the embedding model's window, so that no peer's way of cutting text is
-compared. The text is the Python language reference, which every machine with Python has. `SINGLES` documents have a
-text of their own; each of `SHARED` texts exists once for every pair of project and tag, and only a filter tells these
-copies apart: who narrows the first few hits after the search instead of the search itself does not find them all.
+Each document is one chunk for every peer: it fits the embedding model's window, so that no peer's way of cutting text
+is compared. The text is the Python language reference, which every machine with Python has. Most documents have a text
+of their own; some texts exist once for every pair of project and tag, and only a filter tells these copies apart: who
+narrows the first few hits after the search instead of the search itself does not find them all.
 """
 
 from __future__ import annotations
@@ -83,9 +83,7 @@ def make(*, quick: bool, seed: int = 7) -> Workload:
     texts = _texts()
     chance.shuffle(texts)
     pairs = [(project, tag) for project in PROJECTS for tag in TAGS]
-    alone = [
-        _document(f"single-{n}", text, *pairs[n % len(pairs)]) for n, text in enumerate(texts[:singles])
-    ]
+    alone = [_document(f"single-{n}", text, *pairs[n % len(pairs)]) for n, text in enumerate(texts[:singles])]
     several = [
         _document(f"shared-{n}-{project}-{tag}", text, project, tag)
         for n, text in enumerate(texts[singles : singles + shared])

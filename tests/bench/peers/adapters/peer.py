@@ -72,7 +72,7 @@ def serve(peer: Peer) -> None:
         started = time.perf_counter()
         try:
             answer["result"] = _call(peer, request)
-        except Exception as error:  # noqa: BLE001  whatever a peer raises is its answer
+        except Exception as error:  # Whatever a peer raises is its answer.
             answer["error"] = f"{type(error).__name__}: {error}"[:500]
         answer["seconds"] = time.perf_counter() - started
         with writing:
@@ -127,7 +127,9 @@ class Refused(Exception):
 class Server:
     """A peer's own server as a child process, and HTTP to it over connections that stay open."""
 
-    def __init__(self, command: Sequence[str], *, port: int, folder: Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, command: Sequence[str], *, port: int, folder: Path, env: Mapping[str, str] | None = None
+    ) -> None:
         self._port = port
         self._idle: deque[HTTPConnection] = deque()
         self._process = subprocess.Popen(

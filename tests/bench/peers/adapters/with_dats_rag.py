@@ -1,4 +1,4 @@
-"""Our own row: `dats-rag up`, that is the embedded broker, ledger and engine, a writer and a replica; all through HTTP."""
+"""Our own row: `dats-rag up` (embedded broker, ledger and engine, a writer, a replica), all of it through HTTP."""
 
 from __future__ import annotations
 

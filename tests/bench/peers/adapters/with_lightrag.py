@@ -174,7 +174,14 @@ class _Answer(BaseHTTPRequestHandler):
     def _chat(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
         message = {"role": "assistant", "content": NO_ENTITY}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        return {"id": "1", "object": "chat.completion", "created": 0, "model": asked["model"], "choices": [choice], "usage": _USAGE}
+        return {
+            "id": "1",
+            "object": "chat.completion",
+            "created": 0,
+            "model": asked["model"],
+            "choices": [choice],
+            "usage": _USAGE,
+        }
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the base class names it so
         """A line for each request would be most of the log."""

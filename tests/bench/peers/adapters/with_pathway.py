@@ -6,10 +6,12 @@ what its users do. Source and queries commit every 50 ms.
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from peer import Document, Peer, Server, free_port, model_folder, serve
 
@@ -48,7 +50,9 @@ class Pathway(Peer):
         return {Path(each["path"]).stem for each in listed if each["_indexing_status"] == "INDEXED"}
 
     def query(self, text: str, where: Mapping[str, str], limit: int) -> list[str]:
-        request = {"query": text, "k": limit}
+        # Its BM25 parses a query language, and what is none (a colon, an open quote) ends the whole server.
+        words = " ".join(re.findall(r"\w+", text)).lower()
+        request: dict[str, Any] = {"query": words, "k": limit}
         if where:
             request["filepath_globpattern"] = f"**/{where['project']}/{where['tag']}/*"
         hits = self.server.call("POST", "/v1/retrieve", request)
