@@ -112,15 +112,17 @@ class AdapterProcess:
 
     def stop(self) -> None:
         """End of stdin, which asks it to stop; then its whole process group is made to."""
-        with self._lock:
-            if self._process.stdin is not None:
-                self._process.stdin.close()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with self._lock, suppress(OSError):  # It may have ended with a request on its way.
+            self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_TIMEOUT_S)
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._reader.join(STOP_TIMEOUT_S)
+        self._process.stdout.close()
 
 
 @contextmanager
