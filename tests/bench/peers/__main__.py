@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,6 +28,7 @@ from tests.bench.report import rewrite
 
 PAGE, PICTURE = Path("docs/performance.md"), Path("docs/performance-peers.svg")
 CACHE = Path(".bench/peers")
+RESUMED_WITHIN = timedelta(hours=12)
 MARKERS = ("<!-- peers: begin -->", "<!-- peers: end -->")
 
 
@@ -61,7 +63,7 @@ def _obtain(spec: PeerSpec, workload: Workload, results: Path, *, fresh: bool) -
     """Measure it, unless it has been measured like this."""
     key = _key(spec, workload)
     before = _read(results, spec)
-    if not fresh and before is not None and before["key"] == key and "measured" in before:
+    if not fresh and before is not None and before["key"] == key and "measured" in before and _of_this_run(before):
         print(f"{spec.name}: measured {before['machine']['started']}", file=sys.stderr)
         return
     started = time.perf_counter()
@@ -82,6 +84,12 @@ def _obtain(spec: PeerSpec, workload: Workload, results: Path, *, fresh: bool) -
     (results / f"{spec.name}.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
     outcome = result.get("failed", "measured")
     print(f"{spec.name}: {time.perf_counter() - started:.0f} s, {outcome}; log: {log}", file=sys.stderr)
+
+
+def _of_this_run(result: dict[str, Any]) -> bool:
+    """A run that was interrupted goes on with what it has; another day's figures are another run's."""
+    started = datetime.strptime(result["machine"]["started"], "%Y-%m-%d %H:%M UTC").replace(tzinfo=UTC)
+    return datetime.now(UTC) - started < RESUMED_WITHIN
 
 
 def _key(spec: PeerSpec, workload: Workload) -> str:
