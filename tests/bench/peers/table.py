@@ -83,7 +83,7 @@ def best(column: Column, rows: Sequence[Row]) -> Row | None:
     leader: Row | None = None
     for row in rows:
         value = row.values.get(column.key)
-        if value is None or row.failed:
+        if value is None:
             continue
         if leader is None or beats(column, value, leader.values[column.key]):  # type: ignore[arg-type]
             leader = row
