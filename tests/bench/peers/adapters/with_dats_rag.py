@@ -10,7 +10,9 @@ from urllib.parse import quote
 
 from peer import Document, Peer, Server, free_port, serve
 
-PUBLISHED_AT_ONCE = 64
+CALLERS = 24
+"""A replica has 64 requests in hand at most, and each of these waits until its document can be found: the rest is for
+queries and deletions."""
 
 
 class DatsRag(Peer):
@@ -22,7 +24,7 @@ class DatsRag(Peer):
         return [self.server.pid]
 
     def ingest(self, documents: Sequence[Document]) -> None:
-        with ThreadPoolExecutor(PUBLISHED_AT_ONCE) as callers:
+        with ThreadPoolExecutor(CALLERS) as callers:
             list(callers.map(self._embed, documents))
 
     def _embed(self, document: Document) -> None:
