@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import threading
 import time
@@ -23,7 +24,7 @@ SAMPLED = 20
 """Documents that must be found before ingestion counts as done, the last one among them."""
 _QUIET_S, _QUIET_SHARE, _SETTLE_TIMEOUT_S = 1.0, 0.15, 30.0
 _WATCH_EVERY_S = 0.1
-_MIB = 2**20
+_MIB, _PAGE = 2**20, os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +260,7 @@ def _cpu_s(roots: Sequence[int]) -> float:
 def _rss(roots: Sequence[int]) -> float:
     """MiB that the processes hold; what they share counts once for each."""
     pages = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in set(_living(roots))]
-    return sum(pages) * 4096 / _MIB
+    return sum(pages) * _PAGE / _MIB
 
 
 @contextmanager
