@@ -208,6 +208,7 @@ def test_every_peer_has_its_adapter_and_names_what_it_pins() -> None:
 MACHINE = Machine("a CPU", 2, 8.0, "3.11", "Linux", "abc", "2026-01-01 10:00 UTC", (0.1, 0.1, 0.1))
 GOOD = {
     "documents_per_s": 50.0,
+    "cpu_ms_per_document": 20.0,
     "repeat_cpu": 0.5,
     "copies": 1.0,
     "query_p50_ms": 5.0,

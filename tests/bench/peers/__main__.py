@@ -20,7 +20,7 @@ from tests.bench.machine import Machine, this_machine
 from tests.bench.peers.adapter_process import PeerFailed, open_adapter
 from tests.bench.peers.catalog import OURS, PEERS, PeerSpec
 from tests.bench.peers.environments import ADAPTERS, ROOT, installed, pins_of, version_of
-from tests.bench.peers.measure import measure, summary
+from tests.bench.peers.measure import Measured, measure, summary
 from tests.bench.peers.picture import peers_svg
 from tests.bench.peers.table import COLUMNS, Row, as_markdown, cell, losses
 from tests.bench.peers.workload import Workload, fingerprint, make
@@ -78,7 +78,7 @@ def _obtain(spec: PeerSpec, workload: Workload, results: Path, *, fresh: bool) -
             open_adapter(command, path=[] if spec.pins else [ROOT], log=log) as adapter,
         ):
             measured = measure(adapter, workload, Path(folder))
-        result |= {"measured": asdict(measured), "summary": summary(measured)}
+        result["measured"] = asdict(measured)
     except PeerFailed as error:
         result["failed"] = str(error)
     (results / f"{spec.name}.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
@@ -109,7 +109,7 @@ def _read(results: Path, spec: PeerSpec) -> dict[str, Any] | None:
 
 def _row(spec: PeerSpec, result: dict[str, Any]) -> Row:
     version = f"commit {result['machine']['commit']}" if spec.name == OURS else version_of(spec)
-    measured = result.get("measured", {})
+    measured = Measured(**result["measured"]) if "measured" in result else None
     return Row(
         title=spec.title,
         version=version,
@@ -117,11 +117,11 @@ def _row(spec: PeerSpec, result: dict[str, Any]) -> Row:
         search=spec.search,
         filters=spec.filters,
         ours=spec.name == OURS,
-        values=result.get("summary", {}),
-        late=measured.get("late_idle", 0) + measured.get("late_busy", 0),
-        deletions=len(measured.get("deleted_idle_s", ())) + len(measured.get("deleted_busy_s", ())),
+        values=summary(measured) if measured else {},
+        late=measured.late_idle + measured.late_busy if measured else 0,
+        deletions=len(measured.deleted_idle_s) + len(measured.deleted_busy_s) if measured else 0,
         failed=result.get("failed", ""),
-        troubles=tuple(measured.get("troubles", ())),
+        troubles=tuple(measured.troubles) if measured else (),
     )
 
 

@@ -289,6 +289,7 @@ def summary(measured: Measured) -> dict[str, Any]:
     """What the table shows, with the names that its columns have."""
     return {
         "documents_per_s": measured.documents_per_s,
+        "cpu_ms_per_document": measured.cpu_ms_per_document,
         "query_p50_ms": percentile(measured.query_s, 50) * 1e3,
         "query_p95_ms": percentile(measured.query_s, 95) * 1e3,
         "filtered_p95_ms": percentile(measured.filtered_query_s, 95) * 1e3,

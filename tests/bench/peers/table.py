@@ -29,6 +29,7 @@ class Column:
 
 COLUMNS = (
     Column("documents_per_s", "ingest, documents/s", more_is_better=True, digits=1),
+    Column("cpu_ms_per_document", "ingest, CPU a document", "ms"),
     Column("repeat_cpu", "same again: CPU", "%"),
     Column("copies", "same again: copies", digits=2),
     Column("query_p50_ms", "query p50", "ms", digits=1),
