@@ -93,6 +93,8 @@ def test_a_sound_peer_is_measured_as_sound(tmp_path: Path) -> None:
     assert len(found.deleted_idle_s) == len(QUICK.idle)
     assert (found.late_idle, found.late_busy, found.troubles) == (0, 0, [])
     assert len(found.query_s) == len(QUICK.plain)
+    assert found.others_cores is not None
+    assert 0 <= found.others_cores < 64
     assert 1 < found.rss_mib <= found.peak_rss_mib
     shown = summary(found)
     assert {column.key for column in COLUMNS} <= shown.keys()
@@ -254,7 +256,7 @@ def test_what_is_equal_as_written_is_no_defeat_and_a_better_value_of_ours_is_non
 def test_where_only_others_have_a_value_we_are_behind() -> None:
     rows = [replace(OURS, values={**GOOD, "deleted_busy_ms": None}), THEIRS]
     assert cells(rows, "Ours")["deleted while ingesting"] == "no sample ▼"
-    assert losses(rows) == ["deleted while ingesting: Theirs 4 ms, ours has no value"]
+    assert losses(rows) == ["deleted while ingesting: Theirs 4.0 ms, ours has no value"]
 
 
 def test_a_failed_peer_stays_a_row_with_its_reason_and_leads_nowhere() -> None:
@@ -272,10 +274,15 @@ def test_our_own_failure_is_no_victory() -> None:
 
 
 def test_a_peer_without_filters_says_so_and_troubles_are_told() -> None:
-    rows = [OURS, replace(THEIRS, filters=False, late=3, deletions=9, troubles=("delete: still busy",))]
+    rows = [
+        OURS,
+        replace(THEIRS, filters=False, late=3, deletions=9, others_cores=1.25, troubles=("delete: still busy",)),
+    ]
     mine = cells(rows, "Theirs")
     assert "(has no filter)" in mine["filtered recall@10"]
     assert mine["seen after acknowledgement"] == "3 of 9"
+    assert mine["others meanwhile"] == "1.2 cores"
+    assert cells(rows, "Ours")["others meanwhile"] == "unknown"
     assert "- Theirs: delete: still busy" in as_markdown(rows, [MACHINE])
 
 

@@ -122,6 +122,7 @@ def _row(spec: PeerSpec, result: dict[str, Any]) -> Row:
         deletions=len(measured.deleted_idle_s) + len(measured.deleted_busy_s) if measured else 0,
         failed=result.get("failed", ""),
         troubles=tuple(measured.troubles) if measured else (),
+        others_cores=measured.others_cores if measured else None,
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.figures import percentile
-from tests.bench.machine import cpu_s, tree
+from tests.bench.machine import all_cpu_s, cpu_s, tree
 from tests.bench.peers.adapter_process import INGEST_TIMEOUT_S, START_TIMEOUT_S, AdapterProcess, PeerFailed
 from tests.bench.peers.workload import LIMIT, Document, Question, Workload, as_json
 
@@ -39,6 +39,7 @@ class Measured:
         repeat_cpu: CPU of the second time, as a share of what the first took for a document.
         deleted_idle, deleted_busy: from asking to the start of the first query that no longer finds it.
         late_idle, late_busy: how many of them were still found by a query that started after the acknowledgement.
+    others_cores: what everything else on the machine used meanwhile, mean: the figures of time are as good as that.
     """
 
     start_s: float
@@ -58,10 +59,12 @@ class Measured:
     rss_mib: float
     peak_rss_mib: float
     troubles: list[str] = field(default_factory=list)
+    others_cores: float | None = None
 
 
 def measure(adapter: AdapterProcess, workload: Workload, folder: Path) -> Measured:
     """Raises: PeerFailed: it could not be measured to the end."""
+    everything, ours = all_cpu_s(), cpu_s(tree(os.getpid()))
     started = time.perf_counter()
     roots: list[int] = adapter.ask("start", folder=str(folder), timeout_s=START_TIMEOUT_S).result
     start_s = time.perf_counter() - started
@@ -76,6 +79,8 @@ def measure(adapter: AdapterProcess, workload: Workload, folder: Path) -> Measur
         copies = statistics.fmean(_found(adapter, each).count(each.id) for each in workload.repeated)
         idle = _delete(adapter, workload.idle)
         busy = _delete_meanwhile(adapter, workload.busy, workload.backlog[WARM_DOCUMENTS:])
+        others = (all_cpu_s() - everything) - (cpu_s(tree(os.getpid())) - ours)
+        elapsed_s = time.perf_counter() - started
     keeps = {each.id: each for each in (*workload.documents, *workload.backlog)}
     return Measured(
         start_s=start_s,
@@ -95,6 +100,7 @@ def measure(adapter: AdapterProcess, workload: Workload, folder: Path) -> Measur
         rss_mib=rss,
         peak_rss_mib=max(memory),
         troubles=[*idle.troubles, *busy.troubles],
+        others_cores=max(0.0, others / elapsed_s),
     )
 
 

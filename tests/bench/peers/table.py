@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tests.bench.machine import Machine
 
 BEHIND = "▼"
+SEEN_LATE, OTHERS = "seen after acknowledgement", "others meanwhile"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,8 @@ COLUMNS = (
     Column("query_p95_ms", "query p95", "ms", digits=1),
     Column("recall", "recall@10", more_is_better=True, digits=3),
     Column("filtered_recall", "filtered recall@10", more_is_better=True, digits=3),
-    Column("deleted_idle_ms", "deleted, idle", "ms"),
-    Column("deleted_busy_ms", "deleted while ingesting", "ms"),
+    Column("deleted_idle_ms", "deleted, idle", "ms", digits=1),
+    Column("deleted_busy_ms", "deleted while ingesting", "ms", digits=1),
     Column("rss_mib", "memory", "MiB"),
 )
 
@@ -51,6 +52,7 @@ class Row:
         late: deletions after whose acknowledgement a query still found the document, of `deletions`.
         failed: why it has no values; empty: it has.
         troubles: what did not go well although it was measured.
+    others_cores: of the machine, that something else used meanwhile.
     """
 
     title: str
@@ -64,6 +66,7 @@ class Row:
     deletions: int = 0
     failed: str = ""
     troubles: tuple[str, ...] = ()
+    others_cores: float | None = None
 
 
 def written(column: Column, value: float) -> str:
@@ -119,6 +122,10 @@ def cell(column: Column, row: Row) -> str:
     return written(column, value)
 
 
+def _cores(row: Row) -> str:
+    return "unknown" if row.others_cores is None else f"{row.others_cores:.1f} cores"
+
+
 def _marked(column: Column, row: Row, rows: Sequence[Row]) -> str:
     """The best value is bold; ours is marked wherever it is not the best."""
     leader = best(column, rows)
@@ -137,25 +144,25 @@ def as_markdown(rows: Sequence[Row], machines: Sequence[Machine]) -> str:
     first, last = min(each.started for each in machines), max(each.started for each in machines)
     machine = machines[0]
     loads = ", ".join(f"{each.load_average[0]:g}" for each in machines)
-    width = len(COLUMNS) + 2
+    heads = ["peer", "reached, search", *(column.title for column in COLUMNS), SEEN_LATE, OTHERS]
     lines = [
         f"`make bench-peers`, measured one after the other from {first} to {last}.",
         "",
         f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib:g} GiB, {machine.system}, Python {machine.python}; "
         f"load averages before each row {loads}. **Bold**: best of the column; {BEHIND}: we are behind.",
         "",
-        f"| peer | reached, search | {' | '.join(column.title for column in COLUMNS)} | seen after acknowledgement |",
-        f"|---|---|{'---:|' * (len(COLUMNS) + 1)}",
+        f"| {' | '.join(heads)} |",
+        f"|---|---|{'---:|' * (len(heads) - 2)}",
     ]
     for row in rows:
         name = f"{row.title} ({row.version})"
         if row.failed:
             lines.append(
-                f"| {name} | {row.over}, {row.search} | no figures: {row.failed.replace('|', '/')}{' |' * (width - 1)}"
+                f"| {name} | {row.over}, {row.search} | no figures: {row.failed.replace('|', '/')}{' |' * (len(heads) - 2)}"
             )
             continue
         cells = " | ".join(_marked(column, row, rows) for column in COLUMNS)
-        lines.append(f"| {name} | {row.over}, {row.search} | {cells} | {row.late} of {row.deletions} |")
+        lines.append(f"| {name} | {row.over}, {row.search} | {cells} | {row.late} of {row.deletions} | {_cores(row)} |")
     behind = losses(rows)
     lines += ["", "Where we are behind the best:" if behind else "We are behind in no column.", ""]
     lines += [f"- {line}" for line in behind]
