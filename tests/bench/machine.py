@@ -89,7 +89,7 @@ def cpu_s(pids: Iterable[int]) -> float:
 
 
 def all_cpu_s() -> float:
-    """CPU seconds that everything on the machine has used so far, and what its host took away. Source: proc(5), stat."""
+    """CPU seconds of everything on the machine so far, and what its host took away. Source: proc(5), stat."""
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
     return (user + nice + system + irq + softirq + steal) / _TICKS_PER_S
 

@@ -155,14 +155,12 @@ def as_markdown(rows: Sequence[Row], machines: Sequence[Machine]) -> str:
         f"|---|---|{'---:|' * (len(heads) - 2)}",
     ]
     for row in rows:
-        name = f"{row.title} ({row.version})"
+        start = f"| {row.title} ({row.version}) | {row.over}, {row.search} |"
         if row.failed:
-            lines.append(
-                f"| {name} | {row.over}, {row.search} | no figures: {row.failed.replace('|', '/')}{' |' * (len(heads) - 2)}"
-            )
+            lines.append(f"{start} no figures: {row.failed.replace('|', '/')}{' |' * (len(heads) - 2)}")
             continue
         cells = " | ".join(_marked(column, row, rows) for column in COLUMNS)
-        lines.append(f"| {name} | {row.over}, {row.search} | {cells} | {row.late} of {row.deletions} | {_cores(row)} |")
+        lines.append(f"{start} {cells} | {row.late} of {row.deletions} | {_cores(row)} |")
     behind = losses(rows)
     lines += ["", "Where we are behind the best:" if behind else "We are behind in no column.", ""]
     lines += [f"- {line}" for line in behind]
