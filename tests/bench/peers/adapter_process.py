@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 START_TIMEOUT_S = 180.0
-INGEST_TIMEOUT_S = 420.0
+INGEST_TIMEOUT_S = 900.0
 CALL_TIMEOUT_S = 130.0
 STOP_TIMEOUT_S = 40.0
 

@@ -20,7 +20,7 @@ from typing import Any
 from peer import Document, Peer, Refused, Server, batches, free_port, model_folder, serve
 
 DIMENSIONS = 384
-PROCESSED_TIMEOUT_S = 400.0
+PROCESSED_TIMEOUT_S = 840.0
 BUSY_TIMEOUT_S = 120.0
 NO_ENTITY = "<|COMPLETE|>"
 _CONFLICT = 409
@@ -98,7 +98,7 @@ class Lightrag(Peer):
             if documents and all(each["status"] == "processed" for each in documents):
                 self.known |= {Path(each["file_path"]).stem: each["id"] for each in documents}
                 return
-            time.sleep(0.1)
+            time.sleep(0.25)
         raise TimeoutError(f"not processed within {PROCESSED_TIMEOUT_S:.0f} s")
 
     def query(self, text: str, where: Mapping[str, str], limit: int) -> list[str]:
@@ -138,6 +138,7 @@ class _Models(ThreadingHTTPServer):
 
         super().__init__(("127.0.0.1", 0), _Answer)
         self.encoder = SentenceTransformer(model_folder(), device="cpu")
+        self.encoding = threading.Lock()  # Several at once would only take the cores from each other.
 
 
 class _Answer(BaseHTTPRequestHandler):
@@ -159,7 +160,8 @@ class _Answer(BaseHTTPRequestHandler):
         import base64
 
         texts = [asked["input"]] if isinstance(asked["input"], str) else asked["input"]
-        vectors = self.server.encoder.encode(texts, normalize_embeddings=True, show_progress_bar=False)
+        with self.server.encoding:
+            vectors = self.server.encoder.encode(texts, normalize_embeddings=True, show_progress_bar=False)
         packed = asked.get("encoding_format") == "base64"
         data = [
             {
