@@ -17,7 +17,7 @@ SHOWN = (
     "rss_mib",
 )
 _OURS, _THEIRS = "#c2574a", "#4a78c2"
-_NAMES, _BAR, _VALUES, _LINE, _HEAD, _ACROSS = 165, 150, 125, 18, 34, 2
+_NAMES, _BAR, _VALUES, _LINE, _HEAD, _ACROSS = 185, 150, 125, 18, 34, 2
 _LOGARITHMIC = ("deleted_idle_ms", "deleted_busy_ms", "query_p95_ms")
 """Times differ by a factor of thousands."""
 
