@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 .PHONY: help demo test up check bench reindex clean format schemas
 
 help: ## What there is
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
@@ -67,6 +67,10 @@ format: $(VENV)/.dev ## Let ruff write what it can
 bench: $(VENV)/.dev servers ## Ratios and latencies on this machine; writes docs/performance.md's table
 	@$(BIN)/python -m tests.bench $(BENCH)
 
+.PHONY: bench-peers
+bench-peers: $(VENV)/.dev ## The same workload against other document stores; writes docs/performance.md's second table
+	@$(BIN)/python -m tests.bench.peers $(BENCH)
+
 .PHONY: eval
 eval: $(VENV)/.local ## Measure retrieval and answers on evaluation sets: DATA=folder (docs/retrieval.md)
 	@$(BIN)/dats-rag eval $(DATA) $(EVAL)
@@ -83,4 +87,4 @@ soak: $(VENV)/.dev servers ## 20 minutes of mixed load: memory, files, connectio
 	@$(BIN)/python -m tests.faults.soak $(SOAK)
 
 clean: ## Remove the virtual environment and caches (not the data)
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis

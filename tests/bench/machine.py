@@ -94,6 +94,12 @@ def resident_mb(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
+def all_cpu_s() -> float:
+    """CPU seconds of everything on the machine so far, and what its host took away. Source: proc(5), stat."""
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / _TICKS_PER_S
+
+
 def tree(root: int) -> list[int]:
     """A process and all its living descendants."""
     return [root, *(pid for child in children(root) for pid in tree(child))]

@@ -56,11 +56,11 @@ def as_markdown(machine: Machine, figures: Sequence[Figure], *, command: str) ->
     return "\n".join(lines)
 
 
-def rewrite(page: Path, table: str) -> None:
+def rewrite(page: Path, table: str, *, markers: tuple[str, str] = (BEGIN, END)) -> None:
     """Put the table between the page's markers. Raises: ValueError: the page has none."""
     text = page.read_text(encoding="utf-8")
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
+    head, begin, rest = text.partition(markers[0])
+    _, end, tail = rest.partition(markers[1])
     if not begin or not end:
         raise ValueError(f"{page} has no markers for the table")
-    page.write_text(f"{head}{BEGIN}\n{table}\n{END}{tail}", encoding="utf-8")
+    page.write_text(f"{head}{begin}\n{table}\n{end}{tail}", encoding="utf-8")
