@@ -23,6 +23,7 @@ from dats_common.domain.citations import Issued, MarkerStream, Resolved, resolve
 from dats_common.domain.claims import NO_OPINIONS, Claim, judge_claims, only_supported
 from dats_common.domain.confidence import NO_CONFIDENCE, Action, Confidence, action_for, confidence
 from dats_common.domain.grounding import Grounding, Pair
+from dats_common.domain.location import section_of
 from dats_common.domain.model import ArtifactKey, ChunkRef
 from dats_common.domain.prompt import (
     INSUFFICIENT,
@@ -635,4 +636,6 @@ def _prompt_source(alias: int, hit: Hit) -> PromptSource:
         document_name=metadata.title or hit.passage.ref.key.artifact_id,
         text=hit.passage.text,
         similarity=hit.similarity,
+        page_number=hit.passage.location.page,
+        section=section_of(hit.passage.location),
     )
