@@ -89,11 +89,17 @@ def test_a_heading_without_text_goes_to_its_first_section():
     assert chunks[0].text.startswith("# Title\n\n## First")
 
 
-def test_a_short_last_section_goes_to_the_one_before_it():
-    text = "# A\n\n" + "words go on " * 5 + "\n\n# B\n\nend"
-    (only,) = cut(text, max_tokens=22, source_uri="a.md")
-    assert only.text.endswith("# B\n\nend")
-    assert only.location.heading_path == ("A",)
+def test_a_short_section_stays_apart_from_the_next_one():
+    text = "# A\n\nshort\n\n# B\n\n" + "words go on " * 5 + "\n\n# C\n\nend"
+    chunks = cut(text, max_tokens=22, source_uri="a.md")
+    assert paths(chunks) == ["A", "B", "C"]
+
+
+def test_what_stands_under_most_of_a_chunk_names_it():
+    title, words = "# Title\n\n", "words go on " * 8
+    assert paths(cut(f"{title}## A\n\n{words}", max_tokens=90, source_uri="a.md")) == ["Title > A"]
+    assert paths(cut(f"{title}## A\n\n{words}\n\n## B\n\n{words}", max_tokens=90, source_uri="a.md")) == ["Title"]
+    assert paths(cut(f"# A\n\n{words}\n\n# B\n\n{words}", max_tokens=90, source_uri="a.md")) == [""]
 
 
 @pytest.mark.parametrize(

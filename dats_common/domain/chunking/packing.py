@@ -89,7 +89,7 @@ class Limits:
 
     @property
     def sliver(self) -> int:
-        """What has fewer tokens is not left alone where it can be joined to a neighbour."""
+        """What has fewer tokens is a heading with next to nothing under it: it goes with its first section."""
         return max(1, self.max_tokens // 8)
 
     @property
@@ -141,8 +141,8 @@ def pack(
         strategy: where to cut: `fixed` fills each chunk up to the last whole word, `sentence` prefers sentence ends,
             `semantic` prefers sections, then blocks, then blank lines, then line ends, then sentence ends.
         outline: of `text`; without one there are neither sections nor blocks.
-        is_bounded: no chunk holds parts of two sections, unless it holds them whole: what fits is one chunk with
-            all that stands under it, and slivers are joined to a neighbour.
+        is_bounded: no chunk holds parts of two sections. What fits is one chunk with all that stands under it, and a
+            sliver goes with its first section.
 
     Returns: in order; none for a text without visible characters.
     """
@@ -260,22 +260,14 @@ class _Region:
 
 def _regions(firsts: Sequence[int], levels: Sequence[int], count: int, limits: Limits) -> list[tuple[int, int]]:
     """Which stretches of units are cut on their own."""
-    whole = _whole([*firsts, count], levels, limits.max_tokens)
     joined: list[_Region] = []
-    for region in whole:  # A sliver goes to what follows, if that is not above it: a heading to its first section.
+    for region in _whole([*firsts, count], levels, limits.max_tokens):
         before = joined[-1] if joined else None
-        if before and before.tokens < limits.sliver and region.level >= before.level and _fit(before, region, limits):
+        if before and before.tokens < limits.sliver and region.level > before.level and _fit(before, region, limits):
             joined[-1] = _Region(before.first, region.end, before.level)
         else:
             joined.append(region)
-    kept: list[_Region] = []
-    for region in joined:  # What is a sliver still was the last of its kind.
-        before = kept[-1] if kept else None
-        if before and region.tokens < limits.sliver and before.tokens + region.tokens <= limits.max_tokens:
-            kept[-1] = _Region(before.first, region.end, min(before.level, region.level))
-        else:
-            kept.append(region)
-    return [(region.first, region.end) for region in kept]
+    return [(region.first, region.end) for region in joined]
 
 
 def _fit(before: _Region, region: _Region, limits: Limits) -> bool:
