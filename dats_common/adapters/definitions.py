@@ -218,7 +218,8 @@ def _first(node: Node, types: frozenset[str], *, deep: bool = False) -> Node | N
 
 
 def _sections(raw: bytes, found: Sequence[_Definition]) -> Iterator[Section]:
-    """A section for each definition and for each stretch of code around them, in order."""
+    """A section for each definition and for each stretch of code around them, in order. One line behind a definition
+    stays with it: mostly it is about it."""
     starts: list[tuple[int, int, tuple[str, ...]]] = [(0, 0, ())]
     opened: list[_Definition] = []
 
@@ -227,7 +228,7 @@ def _sections(raw: bytes, found: Sequence[_Definition]) -> Iterator[Section]:
             ended = opened.pop()
             around = opened[-1].end if opened else len(raw)
             rest = raw[ended.end : min(edge, around)]
-            if _says_something(rest):
+            if _says_something(rest) and b"\n" in rest.strip():
                 starts.append((ended.end, ended.level, opened[-1].path if opened else ()))
 
     for definition in found:

@@ -16,12 +16,12 @@ from tests.unit.chunks import check_slices, cut, paths
 SAMPLES = {
     "python": (
         "import os\n\n# Adds.\n@cache\ndef add(a, b):\n    return a + b\n\nclass Box:\n    size = 1\n\n"
-        "    async def open(self):\n        pass\n\n    size = 2\n\nif os:\n    def late(): ...\n",
-        ["", "add", "Box", "Box > open", "Box", "", "late"],
+        "    async def open(self):\n        pass\n\n    size = 2\n    top = 3\n\nif os:\n    def late(): ...\n",
+        ["", "add", "Box", "Box > open", "Box", "late"],
     ),
     "javascript": (
         'import a from "a";\n/** Adds. */\nexport function add() { return 1 }\nclass Box { open() {} }\n'
-        "const far = async () => { function inner() {} };\nlet x = 1;\n",
+        "const far = async () => { function inner() {} };\nlet x = 1;\nlet y = 2;\n",
         ["", "add", "Box", "Box > open", "far", "far > inner", ""],
     ),
     "typescript": (
@@ -32,7 +32,7 @@ SAMPLES = {
     "tsx": ("export function App() { return <p>{1}</p> }\nconst Row: FC = () => <tr/>;\n", ["App", "Row"]),
     "go": (
         'package main\n\nimport "fmt"\n\n// Box holds.\ntype Box struct { a int }\n\n'
-        "func (b *Box) Open() int { return 1 }\nfunc Add[K any](k K) { fmt.Println(k) }\nconst X = 1\n",
+        "func (b *Box) Open() int { return 1 }\nfunc Add[K any](k K) { fmt.Println(k) }\nconst X = 1\nconst Y = 2\n",
         ["", "Box", "Box > Open", "Add", ""],
     ),
     "rust": (
@@ -46,7 +46,7 @@ SAMPLES = {
         ["", "Box", "Box > Box", "Box > open", "Box > Lid", "Shape", "Shape > area", "Kind", "Kind > r", "Pair"],
     ),
     "sql": (
-        "-- Holds.\nCREATE TABLE app.box (id int PRIMARY KEY);\nCREATE VIEW lids AS SELECT 1;\nSELECT a FROM b;\n"
+        "-- Holds.\nCREATE TABLE app.box (id int PRIMARY KEY);\nCREATE VIEW lids AS SELECT 1;\nSELECT a\nFROM b;\n"
         "CREATE FUNCTION f(a int) RETURNS int AS $$ SELECT 1 $$ LANGUAGE sql;\nCREATE INDEX near ON app.box (id);\n",
         ["app.box", "lids", "", "f", "near"],
     ),

@@ -23,14 +23,20 @@ def _blocks() -> MarkdownIt:
 
     parser = MarkdownIt("commonmark").enable("table")
     parser.core.ruler.enableOnly(["normalize", "block"])
-    return parser
+    return _warmed(parser)
 
 
 @lru_cache(maxsize=1)
 def _inline() -> MarkdownIt:
     from markdown_it import MarkdownIt
 
-    return MarkdownIt("commonmark")
+    return _warmed(MarkdownIt("commonmark"))
+
+
+def _warmed(parser: MarkdownIt) -> MarkdownIt:
+    """It compiles its rules at the first call, and another thread that calls meanwhile would find only some of them."""
+    parser.parse("*a*")
+    return parser
 
 
 def read_markdown(text: str) -> Reading:

@@ -88,11 +88,6 @@ class Limits:
         return max(moves_on, self.overlap_tokens + max(1, self.max_tokens // 4))
 
     @property
-    def sliver(self) -> int:
-        """What has fewer tokens is a heading with next to nothing under it: it goes with its first section."""
-        return max(1, self.max_tokens // 8)
-
-    @property
     def least_overlap(self) -> int:
         """The shortest overlap."""
         return self.overlap_tokens // 2 if self.min_overlap_tokens is None else self.min_overlap_tokens
@@ -141,8 +136,8 @@ def pack(
         strategy: where to cut: `fixed` fills each chunk up to the last whole word, `sentence` prefers sentence ends,
             `semantic` prefers sections, then blocks, then blank lines, then line ends, then sentence ends.
         outline: of `text`; without one there are neither sections nor blocks.
-        is_bounded: no chunk holds parts of two sections. What fits is one chunk with all that stands under it, and a
-            sliver goes with its first section.
+        is_bounded: no chunk holds parts of two sections. What fits is one chunk with all that stands under it; what is
+            very short is joined to a neighbour.
 
     Returns: in order; none for a text without visible characters.
     """
@@ -262,17 +257,21 @@ def _regions(firsts: Sequence[int], levels: Sequence[int], count: int, limits: L
     """Which stretches of units are cut on their own."""
     joined: list[_Region] = []
     for region in _whole([*firsts, count], levels, limits.max_tokens):
-        before = joined[-1] if joined else None
-        if before and before.tokens < limits.sliver and region.level > before.level and _fit(before, region, limits):
-            joined[-1] = _Region(before.first, region.end, before.level)
+        if joined and _belong_together(joined[-1], region, limits):
+            joined[-1] = _Region(joined[-1].first, region.end, joined[-1].level)
         else:
             joined.append(region)
     return [(region.first, region.end) for region in joined]
 
 
-def _fit(before: _Region, region: _Region, limits: Limits) -> bool:
-    """Whether the two can be one: what is too long anyway is cut, and may take a sliver along."""
-    return before.tokens + region.tokens <= limits.max_tokens or region.tokens > limits.max_tokens
+def _belong_together(before: _Region, region: _Region, limits: Limits) -> bool:
+    """Short neighbours, such as a class's accessors; and a heading with next to nothing under it and its first section,
+    also one that is too long for a chunk anyway."""
+    together = before.tokens + region.tokens
+    if region.level == before.level:
+        return together <= limits.max_tokens // 4
+    is_below = region.level > before.level and before.tokens < limits.max_tokens // 8
+    return is_below and (together <= limits.max_tokens or region.tokens > limits.max_tokens)
 
 
 def _whole(edges: Sequence[int], levels: Sequence[int], max_tokens: int) -> list[_Region]:
