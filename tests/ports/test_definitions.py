@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dats_common.adapters.definitions import GRAMMARS, find_definitions
@@ -86,6 +86,7 @@ def test_comments_and_decorators_belong_to_what_follows(language):
 limits = st.integers(1, 40).flatmap(lambda most: st.tuples(st.just(most), st.integers(0, most // 2)))
 
 
+@settings(deadline=None)  # The first example waits for the parser to be loaded.
 @given(data=st.data(), limits=limits, language=st.sampled_from(sorted(SAMPLES)))
 def test_code_is_cut_without_loss_within_the_window(data, limits, language):
     pieces = [line + "\n" for line in SAMPLES[language][0].splitlines()] + ["}\n", "é = '😀'\n", "\ud800", "\0", '"']

@@ -2,7 +2,7 @@ import html
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dats_common.domain.chunking.html import read_html
@@ -22,6 +22,7 @@ PARTS = [
 documents = st.lists(st.sampled_from(PARTS), max_size=60).map("".join).map("<p>".__add__)
 
 
+@settings(deadline=None)  # The first example waits for the parser to be loaded.
 @given(text=documents | st.text(alphabet="<>/ab&;=!-?'\" \n", max_size=200).map("<".__add__), limits=limits)
 def test_pages_are_cut_without_loss_of_their_readable_text(text, limits):
     most, overlap = limits
@@ -47,6 +48,7 @@ inline = st.lists(
 ).map("".join)
 
 
+@settings(deadline=None)  # The first example waits for the parser to be loaded.
 @given(blocks=st.lists(inline, min_size=1, max_size=5), newline=st.sampled_from(["\n", "\r\n"]))
 def test_every_word_stands_in_the_source_where_it_is_said_to(blocks, newline):
     source = "".join(f"<p>{block}</p>\n" for block in blocks).replace("\n", newline)
@@ -140,6 +142,11 @@ def test_what_is_readable_of_a_page(page, text):
 )
 def test_the_anchor_is_the_nearest_one_that_begins_no_later(page, anchor):
     assert cut(page, max_tokens=3, source_uri="a.html")[0].location.anchor == anchor
+
+
+def test_a_web_page_has_no_pages():
+    (only,) = cut("<p>one\ftwo</p>", max_tokens=20, source_uri="a.html")
+    assert (only.text, only.location.page) == ("one two", None)
 
 
 def test_a_page_without_a_name_is_known_by_its_first_words():

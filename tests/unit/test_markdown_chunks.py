@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.chunks import check_slices, cut, paths
@@ -31,6 +31,7 @@ LINES = [
 documents = st.lists(st.sampled_from(LINES), max_size=40).map("\n".join)
 
 
+@settings(deadline=None)  # The first example waits for the parser to be loaded.
 @given(text=documents | st.text(), limits=limits, doc_type=st.sampled_from(["markdown", "help-article", "adr"]))
 @example(text="\ufeff# A\n\n## B", limits=(1, 0), doc_type="markdown")
 def test_markdown_is_cut_without_loss_within_the_window(text, limits, doc_type):

@@ -114,7 +114,7 @@ class Places:
         self._pieces = reading.pieces
         self._piece_starts = [piece.start for piece in reading.pieces or ()]
         self._lines = _offsets(source, "\n")
-        self._pages = _offsets(source, "\f")
+        self._pages = _offsets(source, "\f") if reading.pieces is None else []
 
     def source_span(self, start: int, end: int) -> tuple[int, int]:
         """From where to where in the source the characters [start, end) of the text come."""
