@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote, urldefrag
+from urllib.parse import quote
 
 from dats_common.domain.chunking.profiles import profile_of
 from dats_common.domain.model import Location, SourceMetadata
@@ -25,7 +25,7 @@ def openable(metadata: SourceMetadata, location: Location) -> str | None:
     """
     if not metadata.source_uri:
         return None
-    base, _ = urldefrag(metadata.source_uri)
+    base = metadata.source_uri.partition("#")[0]  # Whatever else it is: a producer may send what is no address.
     if location.anchor is not None:
         return f"{base}#{quote(location.anchor, safe=_IN_FRAGMENTS)}"
     if location.page is not None:

@@ -15,6 +15,7 @@ from dats_common.domain.model import Location, SourceMetadata
         ("https://h/a.html#top", Location(line_start=3, line_end=9, anchor="use"), "https://h/a.html#use"),
         ("https://h/a.html#top", Location(line_start=3, line_end=9), "https://h/a.html#top"),
         ("https://h/a.html?x=1", Location(anchor="é#<"), "https://h/a.html?x=1#%C3%A9%23%3C"),
+        ("http://[no address", Location(line_start=3, line_end=9), "http://[no address#L3-L9"),
         ("https://h/a.pdf", Location(line_start=3, line_end=9, page=4), "https://h/a.pdf#page=4"),
     ],
 )
