@@ -68,7 +68,7 @@ _DECISION_NAMES = frozenset({"adr", "decision", "decision-record"})
 _DECISION_FOLDERS = frozenset({"adr", "adrs", "decisions"})
 _SPEC_NAMES = frozenset({"project-spec"})
 _SPEC_FILES = frozenset({".project-spec.yaml", ".project-spec.yml"})
-_ARTICLE_NAMES = frozenset({"help", "help-article", "article-help", "knowledge-base"})
+_ARTICLE_NAMES = frozenset({"help", "help-article", "knowledge-base"})
 
 _SEPARATORS = re.compile(r"[\s_./:]+")
 _WORDS = re.compile(r"[a-z]+")
@@ -115,8 +115,8 @@ def _path_of(metadata: SourceMetadata) -> str:
 
 
 def _suffix(path: str) -> str:
-    name, dot, suffix = path.rpartition("/")[2].rpartition(".")
-    return suffix if dot and (name or suffix) else ""
+    _, dot, suffix = path.rpartition("/")[2].rpartition(".")
+    return suffix if dot else ""
 
 
 def _code_words(domain: str) -> Iterator[str]:
