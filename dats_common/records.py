@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from dats_common.contracts.routing import Death
 from dats_common.domain.access import Principal
 from dats_common.domain.model import (
+    NOWHERE,
     ArtifactKey,
     ChunkRef,
     Generation,
+    Location,
     SourceMetadata,
     SparseVector,
     Validated,
@@ -148,6 +150,7 @@ class Passage:
     token_count: int
     metadata: SourceMetadata
     version: int
+    location: Location = NOWHERE
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from dats_common.domain import chunking, sparse
+from dats_common.domain import sparse
+from dats_common.domain.chunking import Chunker, FindDefinitions, Strategy, no_definitions
 from dats_common.domain.model import Chunk, ChunkRef, Generation
 from dats_common.ports import Encoder
 from dats_common.records import IndexJob, Point
@@ -38,16 +39,21 @@ class MemoryIndexer:
         ledger: ChunkLedger,
         max_tokens: int = 500,
         overlap_tokens: int = 50,
-        strategy: chunking.Strategy = "semantic",
+        strategy: Strategy = "semantic",
+        find_definitions: FindDefinitions = no_definitions,
     ) -> None:
-        """Limits as in `chunking.chunk`, capped to the encoder's window."""
+        """How to cut: see `Chunker`."""
         self._encoder = encoder
         self._index = index
         self._ledger = ledger
-        self._max_tokens, self._overlap_tokens = chunking.within_window(
-            max_tokens=max_tokens, overlap_tokens=overlap_tokens, window_tokens=encoder.max_tokens - SPECIAL_TOKENS
+        self._chunker = Chunker(
+            token_spans=encoder.token_spans,
+            window_tokens=encoder.max_tokens - SPECIAL_TOKENS,
+            max_tokens=max_tokens,
+            overlap_tokens=overlap_tokens,
+            strategy=strategy,
+            find_definitions=find_definitions,
         )
-        self._strategy: chunking.Strategy = strategy
 
     async def index(self, jobs: Sequence[IndexJob]) -> Mapping[int, int | Exception]:
         """See `ports.Indexer`."""
@@ -60,14 +66,8 @@ class MemoryIndexer:
         return outcomes
 
     async def _index_one(self, job: IndexJob) -> int:
-        chunks = chunking.chunk(
-            job.content,
-            self._encoder.token_spans(job.content),
-            max_tokens=self._max_tokens,
-            overlap_tokens=self._overlap_tokens,
-            strategy=self._strategy,
-        )
         generation = job.generation
+        chunks = self._chunker.cut(job.content, generation.metadata)
         vectors = await self._encoder.encode([chunk.text for chunk in chunks], kind="document")
         await self._ledger.write_chunks({generation: chunks}, embedding_model=self._encoder.model)
         points = [

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from dats_common.contracts.api import MAX_QUERY_CHARS, Request, Result
+from dats_common.contracts.api import MAX_QUERY_CHARS, Request, Result, SourceLocation
 from dats_common.contracts.fields import MAX_TAGS, Identifier, Label, Tag, TenantId, without_nul
 
 MAX_HISTORY_MESSAGES = 200
@@ -69,7 +69,8 @@ class ConfidenceScore(Result):
 
 
 class Citation(Result):
-    """A source that the answer cites. Source: spec 2. `snippet_full` is for people's eyes, never for logs."""
+    """A source that the answer cites. Source: spec 2; `section` is the heading path in one line. `snippet_full` is for
+    people's eyes, never for logs."""
 
     source_id: str
     document_id: str
@@ -82,6 +83,7 @@ class Citation(Result):
     snippet_full: str
     artifact_id: str
     source_uri: str | None = None
+    location: SourceLocation | None = None
 
 
 class RouteTarget(Result):

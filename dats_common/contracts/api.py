@@ -155,6 +155,19 @@ class QueryRequest(Request):
         return without_nul(query)
 
 
+class SourceLocation(Result):
+    """Where in its source a passage stands, as far as that is known."""
+
+    heading_path: list[str] = Field(
+        default_factory=list, description="headings above it, the outermost first; of code, the definitions around it"
+    )
+    line_start: int | None = None
+    line_end: int | None = None
+    page: int | None = None
+    anchor: Annotated[str | None, Field(description="of an HTML page, the id to open")] = None
+    uri: Annotated[str | None, Field(description="source_uri with the place in it, to be opened")] = None
+
+
 class SourceReference(Result):
     """Reference to a source document."""
 
@@ -166,6 +179,7 @@ class SourceReference(Result):
     chunk_index: int
     title: str | None = None
     source_uri: str | None = None
+    location: SourceLocation | None = None
 
 
 class QueryResponse(Result):

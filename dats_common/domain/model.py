@@ -156,14 +156,37 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
+class Location:
+    """Where in its source a person finds a chunk. What is not known is None, or empty.
+
+    Attributes:
+        heading_path: headings above it, the outermost first; of code, the names of the definitions around it.
+        line_start, line_end: its first and last line, from 1.
+        page: the page it begins on, from 1; form feeds part pages.
+        anchor: of an HTML page, the id to open.
+    """
+
+    heading_path: tuple[str, ...] = ()
+    line_start: int | None = None
+    line_end: int | None = None
+    page: int | None = None
+    anchor: str | None = None
+
+
+NOWHERE = Location()
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
-    """A slice of a generation's source: `text == content[char_start:char_end]`."""
+    """A slice of a generation's source: `text == content[char_start:char_end]`; of an HTML page, the readable text that
+    comes from there."""
 
     index: int
     text: str
     token_count: int
     char_start: int
     char_end: int
+    location: Location = NOWHERE
 
     @property
     def chunk_hash(self) -> str:

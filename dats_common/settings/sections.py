@@ -135,7 +135,9 @@ class VectorStore(Section):
 class Chunking(Section):
     """How documents are cut."""
 
-    strategy: Literal["semantic", "fixed", "sentence"] = Field("semantic", description="where to cut")
+    strategy: Literal["semantic", "fixed", "sentence"] = Field(
+        "semantic", description="where to cut: by structure and meaning, at whole words, or at sentence ends"
+    )
     max_chunk_size: Annotated[int, Field(ge=16, le=8192)] = Field(
         500, description="tokens of the encoder; never more than the model's window"
     )

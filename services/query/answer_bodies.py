@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from dats_common.contracts.answers import AnswerResponse, Citation, Claim, ConfidenceScore, RouteTarget
+from dats_common.contracts.api import SourceLocation
+from dats_common.domain.location import openable, section_of
+from dats_common.domain.model import NOWHERE
 from dats_common.domain.snippets import snippet, snippet_full
+from dats_common.records import Passage
 from services.query.engine import Hit
 from services.query.happenings import Answer
 
@@ -64,11 +68,29 @@ def citation_of(hit: Hit) -> Citation:
         document_id=passage.ref.key.document_id,
         document_name=metadata.title or passage.ref.key.artifact_id,
         chunk_index=passage.ref.chunk_index,
+        page_number=passage.location.page,
+        section=section_of(passage.location),
         relevance_score=round(hit.similarity, 6),
         snippet=snippet(passage.text),
         snippet_full=snippet_full(passage.text),
         artifact_id=passage.ref.key.artifact_id,
         source_uri=metadata.source_uri or None,
+        location=location_of(passage),
+    )
+
+
+def location_of(passage: Passage) -> SourceLocation | None:
+    """Where a passage stands; None where nothing is known of that."""
+    known = passage.location
+    if known == NOWHERE:
+        return None
+    return SourceLocation(
+        heading_path=list(known.heading_path),
+        line_start=known.line_start,
+        line_end=known.line_end,
+        page=known.page,
+        anchor=known.anchor,
+        uri=openable(passage.metadata, known),
     )
 
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from dats_common.domain.budget import BudgetRules, ModelLimits, allocate
 from dats_common.domain.citations import Issued
+from dats_common.domain.location import section_of
 from dats_common.domain.prompt import PromptSource, build_messages, show_source
 from dats_common.domain.tokens import CountBasis
 from dats_common.ports import TokenCounter
@@ -101,4 +102,6 @@ def _prompt_source(alias: int, hit: Hit) -> PromptSource:
         document_name=metadata.title or hit.passage.ref.key.artifact_id,
         text=hit.passage.text,
         similarity=hit.similarity,
+        page_number=hit.passage.location.page,
+        section=section_of(hit.passage.location),
     )

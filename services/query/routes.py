@@ -35,6 +35,7 @@ from dats_common.maintenance.recall import recalled
 from dats_common.records import ArtifactOutcome, SearchFilter, TaintReceipt
 from dats_common.telemetry.logs import log
 from dats_common.telemetry.metrics import CONTENT_TYPE
+from services.query.answer_bodies import location_of
 from services.query.engine import Hit, Question, Retrieved
 from services.query.health import health_of, readiness_of, refresh_gauges, without_details
 from services.query.requests import PROBLEMS, Asking, Services, StrictJsonRoute, WithDetails, within
@@ -118,6 +119,7 @@ def _source(hit: Hit) -> SourceReference:
         chunk_index=passage.ref.chunk_index,
         title=passage.metadata.title or None,
         source_uri=passage.metadata.source_uri or None,
+        location=location_of(passage),
     )
 
 

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from dats_common.adapters.definitions import find_definitions
 from dats_common.adapters.lightrag import open_lightrag_indexer
 from dats_common.errors import Unavailable
 from dats_common.maintenance.relay import Relay
@@ -160,6 +161,7 @@ async def _open_lane(settings: Settings, ports: WriterPorts) -> AsyncIterator[In
         max_tokens=chunking.max_chunk_size,
         overlap_tokens=chunking.overlap,
         strategy=chunking.strategy,
+        find_definitions=find_definitions,
     ) as indexer:
         yield WatchedIndexer(indexer, turn)
 

@@ -7,7 +7,8 @@ import time
 from dataclasses import dataclass
 
 from dats_common.contracts.topology import EMBEDDING_COMPLETED
-from dats_common.domain.chunking import chunk, within_window
+from dats_common.domain.chunking import Chunker
+from dats_common.domain.model import SourceMetadata
 from dats_common.errors import DatsError
 from dats_common.settings import Settings
 from services.backends import open_ledger
@@ -96,22 +97,15 @@ async def _measure(settings: Settings, servers: Servers | None, documents: int, 
 def _cut(scene: Scene, documents: dict[str, str]) -> list[str]:
     """The chunks that the writer will make, for the encoder alone."""
     chunking = scene.settings.lightrag.chunking
-    longest, overlap = within_window(
+    chunker = Chunker(
+        token_spans=scene.encoder.token_spans,
+        window_tokens=scene.encoder.max_tokens - _SPECIAL_TOKENS,
         max_tokens=chunking.max_chunk_size,
         overlap_tokens=chunking.overlap,
-        window_tokens=scene.encoder.max_tokens - _SPECIAL_TOKENS,
+        strategy=chunking.strategy,
     )
-    return [
-        each.text
-        for content in documents.values()
-        for each in chunk(
-            content,
-            scene.encoder.token_spans(content),
-            max_tokens=longest,
-            overlap_tokens=overlap,
-            strategy=chunking.strategy,
-        )
-    ]
+    plain = SourceMetadata("")  # The corpus names no file and no kind, so that no profile is chosen for it.
+    return [each.text for content in documents.values() for each in chunker.cut(content, plain)]
 
 
 async def _same_chunks(settings: Settings, texts: list[str]) -> bool:

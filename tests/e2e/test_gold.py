@@ -40,8 +40,9 @@ async def test_the_right_file_is_among_the_first_five(tmp_path: Path) -> None:
 
     async def embed(client: RAGClient, name: str, content: str) -> None:
         domain = "docs" if name.endswith(".md") else "code-python"
+        said = {"artifact_id": name, "project_id": "gold", "domain": domain, "source_uri": name}
         async with slots:
-            done = await client.embed(content, {"artifact_id": name, "project_id": "gold", "domain": domain})
+            done = await client.embed(content, said)
         assert done["status"] == "indexed"
 
     async with open_fleet(settings) as fleet, RAGClient(base_url=fleet.base_url, timeout=120) as client:

@@ -21,7 +21,8 @@ from dats_common.adapters.encoder_http import Remote, open_gateway_encoder, open
 from dats_common.adapters.encoder_openvino import open_openvino_encoder
 from dats_common.adapters.encoder_st import open_sentence_transformers_encoder
 from dats_common.adapters.memory_encoder import MemoryEncoder
-from dats_common.domain.chunking import chunk
+from dats_common.domain.chunking import Chunker
+from dats_common.domain.model import SourceMetadata
 from dats_common.errors import ConfigurationError, EncoderUnavailable
 from dats_common.fingerprint import LEAST_COSINE, agree, fingerprint
 
@@ -158,7 +159,7 @@ async def test_chunks_of_real_text_fit_the_window_when_tokenized_again(encoder):
     text = inspect.getsource(argparse := importlib.import_module("argparse"))
     assert argparse.__name__ in text
     most = encoder.max_tokens - 2
-    chunks = chunk(text, encoder.token_spans(text), max_tokens=most, overlap_tokens=50)
+    chunks = Chunker(encoder.token_spans, most, max_tokens=most).cut(text, SourceMetadata("p"))
     assert len(chunks) > 50
     assert all(len(encoder.token_spans(each.text)) == each.token_count <= most for each in chunks)
 

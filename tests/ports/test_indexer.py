@@ -28,6 +28,12 @@ class CountingEncoder(MemoryEncoder):
         super().__init__()
         self.calls = 0
         self.away = False
+        self.unreadable = None
+
+    def token_spans(self, text):
+        if self.unreadable is not None and self.unreadable in text:
+            raise InvalidInput("unreadable")
+        return super().token_spans(text)
 
     async def encode(self, texts, *, kind):
         self.calls += 1
@@ -100,6 +106,20 @@ def prose(paragraphs, start=0):
                        for n in range(start, start + paragraphs))  # fmt: skip
 
 
+async def test_a_document_is_cut_by_the_profile_of_its_metadata(bench):
+    words = "some words that fill the section " * 60
+    guide = job(1, f"# Guide\n\n{words}\n\n## Use\n\n{words}", source_uri="docs/guide.md")
+    page = job(
+        2, f"<h1 id=top>Page</h1><p>{words}</p><h2 id=use>Use</h2><p>{words}</p>", source_uri="http://h/page.html"
+    )
+    outcomes = await bench.indexer.index([guide, page])
+    assert outcomes == {1: len(bench.chunks(1)), 2: len(bench.chunks(2))}
+    for number in (1, 2):
+        assert {each.location.heading_path[-1] for each in bench.chunks(number)} >= {"Use"}
+    assert {each.location.anchor for each in bench.chunks(2)} == {"top", "use"}
+    assert bench.chunks(2)[0].text.startswith("Page")
+
+
 async def test_chunks_in_the_ledger_are_slices_of_the_original_that_cover_it(bench):
     content = f"\ufeff \0\n  {prose(12)}\r\n\ud800 naïve — 語 \x1b[0m <|endoftext|>  \n\n"
     assert await bench.indexer.index([job(1, content)]) == {1: len(bench.chunks(1))}
@@ -141,12 +161,7 @@ async def test_a_bad_document_fails_alone(bench):
 
 
 async def test_a_document_that_cannot_be_cut_fails_alone(bench):
-    def spans(text):
-        if POISON in text:
-            raise InvalidInput("unreadable")
-        return MemoryEncoder().token_spans(text)
-
-    bench.encoder.token_spans = spans
+    bench.encoder.unreadable = POISON
     outcomes = await bench.indexer.index([job(1, "good text"), job(2, POISON), job(3, "more good text")])
     assert isinstance(outcomes.pop(2), InvalidInput)
     assert outcomes == {1: 1, 3: 1}

@@ -31,7 +31,7 @@ from dats_common.adapters.sql.ledger import open_ledger
 from dats_common.adapters.sql.rows import is_any_of
 from dats_common.adapters.sql.tables import artifacts, documents, pending, quarantine, receipts
 from dats_common.domain.access import LAPTOP, Principal
-from dats_common.domain.model import ArtifactKey, ChunkRef, Scope
+from dats_common.domain.model import ArtifactKey, ChunkRef, Location, Scope
 from dats_common.domain.taint import FlipVerdict, QuarantineReason, Verdict
 from dats_common.errors import BrokerUnavailable, ConfigurationError, Fenced, LedgerUnavailable
 from dats_common.ports import Ledger
@@ -178,6 +178,21 @@ async def test_two_events_of_one_artifact_in_one_call_are_a_mistake(ledger: Ledg
     both = [await writer.prepare(validated(at_s=1)), await writer.prepare(validated(at_s=2))]
     with pytest.raises(ValueError, match="order"):
         await ledger.flip(both, epoch=writer.epoch)
+
+
+async def test_a_chunk_keeps_where_it_stands(ledger: Ledger) -> None:
+    known = Location(("Guide", "Install > on Linux", "é"), line_start=3, line_end=2_000_000, page=7, anchor="in-é")
+    writer = await Writer.of(ledger)
+    admission = await writer.admit(validated(at_s=1))
+    assert admission.generation is not None
+    first, second = cut(admission.event.content)
+    written = [replace(first, location=known), second]
+    await ledger.write_chunks({admission.generation: written}, embedding_model="m")
+    await writer.flip(admission)
+    refs = refs_of(admission.generation)
+    passages = (await ledger.read(refs, LAPTOP)).passages
+    assert [passages[ref].location for ref in refs] == [known, Location()]
+    assert [list(chunks) async for _, chunks in ledger.live_chunks()] == [written]
 
 
 async def test_chunks_written_twice_are_there_once(ledger: Ledger) -> None:

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dats_common.domain.chunking import PIECE, WIDEST_TOKEN, chunk, within_window
+from dats_common.domain.chunking import Chunker, within_window
+from dats_common.domain.chunking.packing import PIECE, WIDEST_TOKEN, Limits
+from dats_common.domain.model import SourceMetadata
 
 STRATEGIES = ["fixed", "sentence", "semantic"]
 
@@ -17,13 +19,14 @@ def words(text):
 
 
 def cut(text, *, max_tokens=8, overlap_tokens=0, strategy="semantic", spans=None):
-    return chunk(
-        text,
-        words(text) if spans is None else spans,
+    chunker = Chunker(
+        token_spans=words if spans is None else lambda _: spans,
+        window_tokens=max_tokens,
         max_tokens=max_tokens,
         overlap_tokens=overlap_tokens,
         strategy=strategy,
     )
+    return chunker.cut(text, SourceMetadata("p"))
 
 
 def texts(chunks):
@@ -155,10 +158,19 @@ def test_a_million_characters_take_seconds_at_most(unit, strategy):
     assert max((len(each.text) for each in chunks), default=0) <= 254 * WIDEST_TOKEN
 
 
-@pytest.mark.parametrize(("most", "overlap"), [(0, 0), (8, -1), (8, 5)])
-def test_impossible_limits_are_refused(most, overlap):
-    with pytest.raises(ValueError, match="cannot cut"):
-        cut("text", max_tokens=most, overlap_tokens=overlap)
+@pytest.mark.parametrize(
+    ("limits", "why"),
+    [
+        ((0, 0), "cannot cut"),
+        ((8, -1), "cannot cut"),
+        ((8, 5), "cannot cut"),
+        ((8, 4, 9), "the least is above the most"),
+        ((8, 4, 8, 5), "the least is above the most"),
+    ],
+)
+def test_impossible_limits_are_refused(limits, why):
+    with pytest.raises(ValueError, match=why):
+        Limits(*limits)
 
 
 @pytest.mark.parametrize(

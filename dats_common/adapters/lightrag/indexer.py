@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dats_common.adapters.lightrag.batch import Document, MicroBatch
-from dats_common.domain import chunking, sparse
+from dats_common.domain import sparse
+from dats_common.domain.chunking import Chunker, FindDefinitions, Strategy, no_definitions
 from dats_common.domain.model import Chunk, ChunkRef, Generation, SparseVector
 from dats_common.errors import ConfigurationError, EncoderUnavailable, IndexUnavailable
 from dats_common.ports import Encoder
@@ -59,7 +60,8 @@ class LightRagIndexer:
         working_dir: str,
         max_tokens: int,
         overlap_tokens: int,
-        strategy: chunking.Strategy,
+        strategy: Strategy,
+        find_definitions: FindDefinitions,
         timeout_s: float,
     ) -> None:
         """Wire the pipeline; `open` it before use.
@@ -69,19 +71,21 @@ class LightRagIndexer:
             index: takes the points.
             ledger: takes the chunk rows.
             working_dir: LightRAG wants one; nothing is written there.
-            max_tokens: longest chunk; capped to the encoder's window.
-            overlap_tokens: see `chunking.chunk`; shrinks with the chunk.
-            strategy: see `chunking.chunk`.
+            max_tokens, overlap_tokens, strategy, find_definitions: how to cut; see `Chunker`.
             timeout_s: longest time for one micro-batch of at most 32 documents.
         """
         self._encoder = encoder
         self._index = index
         self._ledger = ledger
         self._working_dir = working_dir
-        self._max_tokens, self._overlap_tokens = chunking.within_window(
-            max_tokens=max_tokens, overlap_tokens=overlap_tokens, window_tokens=encoder.max_tokens - SPECIAL_TOKENS
+        self._chunker = Chunker(
+            token_spans=encoder.token_spans,
+            window_tokens=encoder.max_tokens - SPECIAL_TOKENS,
+            max_tokens=max_tokens,
+            overlap_tokens=overlap_tokens,
+            strategy=strategy,
+            find_definitions=find_definitions,
         )
-        self._strategy: chunking.Strategy = strategy
         self._timeout_s = timeout_s
         self._turn = asyncio.Lock()
         self._batch: MicroBatch | None = None
@@ -154,7 +158,8 @@ class LightRagIndexer:
         if batch is None:
             raise RuntimeError("no batch is running")
         try:
-            chunks = await asyncio.to_thread(self._cut, batch.job(name).content)
+            job = batch.job(name)
+            chunks = await asyncio.to_thread(self._chunker.cut, job.content, job.generation.metadata)
         except Exception as error:
             batch.fail(name, error)
             raise
@@ -169,15 +174,6 @@ class LightRagIndexer:
             }
             for chunk in chunks
         ]
-
-    def _cut(self, content: str) -> list[Chunk]:
-        return chunking.chunk(
-            content,
-            self._encoder.token_spans(content),
-            max_tokens=self._max_tokens,
-            overlap_tokens=self._overlap_tokens,
-            strategy=self._strategy,
-        )
 
     async def _write(self, group: Sequence[Document]) -> None:
         """Embed and store a group; the ledger and the sparse encoder work while the dense one does."""
@@ -230,8 +226,8 @@ class LightRagIndexer:
             doc_status_storage=KINDS["DOC_STATUS_STORAGE"].__name__,
             tokenizer=Tokenizer("encoder", _SpanTokenizer(self._encoder)),
             chunking_func=cut,
-            chunk_token_size=self._max_tokens,
-            chunk_overlap_token_size=self._overlap_tokens,
+            chunk_token_size=self._chunker.window_tokens,
+            chunk_overlap_token_size=0,  # our chunking function has its own
             embedding_func=EmbeddingFunc(
                 embedding_dim=self._encoder.dimension, func=embed, model_name=self._encoder.model
             ),
@@ -321,7 +317,8 @@ async def open_lightrag_indexer(
     working_dir: str | None = None,
     max_tokens: int = 500,
     overlap_tokens: int = 50,
-    strategy: chunking.Strategy = "semantic",
+    strategy: Strategy = "semantic",
+    find_definitions: FindDefinitions = no_definitions,
     timeout_s: float = 900.0,
 ) -> AsyncIterator[LightRagIndexer]:
     """Open the pipeline and own its tasks. Arguments: see `LightRagIndexer`.
@@ -337,6 +334,7 @@ async def open_lightrag_indexer(
             max_tokens=max_tokens,
             overlap_tokens=overlap_tokens,
             strategy=strategy,
+            find_definitions=find_definitions,
             timeout_s=timeout_s,
         )
         try:

@@ -25,8 +25,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from dats_common.adapters.sql.engine import Database
 from dats_common.adapters.sql.rows import (
     DOCUMENT_FIELDS,
+    LOCATION_FIELDS,
     is_any_of,
     key_of,
+    location_of,
     metadata_of,
     not_covered_by_a_wildcard,
     slices,
@@ -62,6 +64,7 @@ def _passages(are_named: ColumnElement[bool]) -> Select[Any]:
             chunks.c.chunk_index,
             chunks.c.chunk_text,
             chunks.c.token_count,
+            *LOCATION_FIELDS,
             *DOCUMENT_FIELDS,
         )
         .join(documents, documents.c.generation == artifacts.c.live_generation)
@@ -112,7 +115,9 @@ async def read_passages(database: Database, refs: Sequence[ChunkRef], principal:
                 ref = wanted.get((row.generation, row.chunk_index))
                 metadata = metadata_of(row)
                 if ref is not None and ref.key == key_of(row) and _visible(principal, ref.key, metadata):
-                    passages[ref] = Passage(ref, row.chunk_text, row.token_count, metadata, row.version)
+                    passages[ref] = Passage(
+                        ref, row.chunk_text, row.token_count, metadata, row.version, location_of(row)
+                    )
             missing |= {ref.key for ref in part if ref not in passages}
         superseded = await _replaced(connection, missing, refs)
     return GuardedRead(passages, superseded)
@@ -315,7 +320,14 @@ async def iterate_live(
             by_generation: dict[int, list[Chunk]] = defaultdict(list)
             for row in rows:
                 by_generation[row.generation].append(
-                    Chunk(row.chunk_index, row.chunk_text, row.token_count, row.char_start, row.char_end)
+                    Chunk(
+                        row.chunk_index,
+                        row.chunk_text,
+                        row.token_count,
+                        row.char_start,
+                        row.char_end,
+                        location_of(row),
+                    )
                 )
         for row in page:
             key = key_of(row)

@@ -26,9 +26,9 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from dats_common.adapters.sql.tables import artifacts, documents, outbox, quarantine, wildcards
+from dats_common.adapters.sql.tables import artifacts, chunks, documents, outbox, quarantine, wildcards
 from dats_common.contracts.events import build_quarantined
-from dats_common.domain.model import NEVER, ArtifactKey, Scope, SourceMetadata, Validated
+from dats_common.domain.model import NEVER, ArtifactKey, Location, Scope, SourceMetadata, Validated
 from dats_common.domain.taint import ArtifactState, Place, QuarantineReason, Tombstone
 
 _T = TypeVar("_T")
@@ -83,6 +83,26 @@ def metadata_of(row: Sequence[Any]) -> SourceMetadata:
     and a query reads a hundred rows."""
     *plain, scope, tags = row[-len(_PLAIN_FIELDS) - 2 :]
     return SourceMetadata(**dict(zip(_PLAIN_FIELDS, plain, strict=True)), scope=Scope(scope), tags=tuple(tags))
+
+
+LOCATION_FIELDS = [chunks.c[name] for name in ("heading_path", "line_start", "line_end", "page", "anchor")]
+
+
+def location_columns(location: Location) -> dict[str, Any]:
+    """A chunk row's columns of where it stands."""
+    return {
+        "heading_path": "\n".join(location.heading_path),
+        "line_start": location.line_start,
+        "line_end": location.line_end,
+        "page": location.page,
+        "anchor": location.anchor,
+    }
+
+
+def location_of(row: Any) -> Location:
+    """The reverse of `location_columns`, of a row with `LOCATION_FIELDS`."""
+    headings = tuple(row.heading_path.split("\n")) if row.heading_path else ()
+    return Location(headings, row.line_start, row.line_end, row.page, row.anchor)
 
 
 def key_of(row: Any) -> ArtifactKey:

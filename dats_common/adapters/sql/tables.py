@@ -6,6 +6,8 @@ The names are prefixed because the database may be shared with other services.
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -43,6 +45,17 @@ def _tombstone() -> list[Column[int]]:
         Column("tainted_at", BigInteger, nullable=False, server_default=_NEVER),
         Column("tainted_through", BigInteger, nullable=False, server_default=_NEVER),
         Column("tainted_through_own", BigInteger, nullable=False, server_default=_NEVER),
+    ]
+
+
+def _location() -> list[Column[Any]]:
+    """Where a chunk stands in its source; NULL or empty where that is not known."""
+    return [
+        Column("heading_path", Text, nullable=False, server_default=""),  # one heading a line
+        Column("line_start", Integer),
+        Column("line_end", Integer),
+        Column("page", Integer),
+        Column("anchor", Text),
     ]
 
 
@@ -121,6 +134,7 @@ chunks = Table(
     Column("token_count", Integer, nullable=False),
     Column("char_start", Integer, nullable=False),
     Column("char_end", Integer, nullable=False),
+    *_location(),
     Column("embedding_model", String(256), nullable=False),
     Column("created_at", BigInteger, nullable=False),
 )

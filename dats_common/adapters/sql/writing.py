@@ -16,6 +16,7 @@ from dats_common.adapters.sql.rows import (
     insert_new,
     is_any_of,
     key_of,
+    location_columns,
     lock_states,
     make_rows,
     put_in_quarantine,
@@ -289,6 +290,7 @@ def _chunk_rows(
             "token_count": chunk.token_count,
             "char_start": chunk.char_start,
             "char_end": chunk.char_end,
+            **location_columns(chunk.location),
         }
         for chunk in cut
     ]
