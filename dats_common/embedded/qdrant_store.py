@@ -27,6 +27,7 @@ from google.protobuf import json_format  # type: ignore[import-untyped]
 from qdrant_client import grpc
 
 from dats_common.embedded import qdrant_translate as translate
+from dats_common.embedded.qdrant_strict import StrictMode
 from dats_common.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -130,6 +131,7 @@ class Collection:
         self.description = description
         self.dense = translate.dimensions(description.create)
         self.sparse = translate.sparse_names(description.create)
+        self.strict = StrictMode(description.create.strict_mode_config)
         self._shard = shard
         self._writer = writer
         self._readers = readers

@@ -16,6 +16,8 @@ import qdrant_edge as edge
 from qdrant_client import grpc, models
 from qdrant_client.conversions.conversion import GrpcToRest, grpc_to_payload, payload_to_grpc
 
+from dats_common.embedded.qdrant_strict import unknown_bounds
+
 DEFAULT_LIMIT = 10  # Qdrant's own, for queries and scrolls that name none.
 
 # Kilobytes of vectors before a segment would want HNSW: never. Exact search is faster than 10 ms up to 100 k points,
@@ -42,8 +44,13 @@ class Unsupported(ValueError):
 def shard_config(request: grpc.CreateCollection) -> edge.EdgeConfig:
     """The engine's settings for a collection of named vectors.
 
-    Raises: Unsupported: an unnamed vector, a multivector, or none at all.
+    What only several nodes or an approximate search can honour (shards, replicas, int8, placement in memory) changes
+    nothing here: the engine is one node, and its exact search needs no second look at the exact vectors.
+
+    Raises: Unsupported: an unnamed vector, a multivector, or none at all; shards by key; another quantization than
+        int8; a bound of strict mode that is not kept here.
     """
+    _refuse_what_would_be_missed(request)
     dense = {
         name: edge.EdgeVectorParams(size=params.size, distance=_distance(params))
         for name, params in request.vectors_config.params_map.map.items()
@@ -59,6 +66,16 @@ def shard_config(request: grpc.CreateCollection) -> edge.EdgeConfig:
         sparse_vectors=sparse,
         optimizers=edge.EdgeOptimizersConfig(indexing_threshold=NEVER_INDEX_KB),
     )
+
+
+def _refuse_what_would_be_missed(request: grpc.CreateCollection) -> None:
+    if request.sharding_method == grpc.ShardingMethod.Custom:
+        raise Unsupported("the embedded engine serves no shards by key")
+    wanted = request.quantization_config.WhichOneof("quantization")
+    if wanted not in (None, "scalar"):
+        raise Unsupported(f"the embedded engine knows no {wanted} quantization")
+    if unknown := unknown_bounds(request.strict_mode_config):
+        raise Unsupported(f"the embedded engine's strict mode has no {', '.join(unknown)}")
 
 
 def _distance(params: grpc.VectorParams) -> edge.Distance:
