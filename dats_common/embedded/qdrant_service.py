@@ -12,6 +12,7 @@ from grpc import StatusCode
 from qdrant_client import grpc
 
 from dats_common.embedded import qdrant_translate as translate
+from dats_common.embedded.qdrant_lanes import Wanted
 from dats_common.embedded.qdrant_store import FLUSH_EVERY_S, Collection, EngineFault, Store
 from dats_common.embedded.qdrant_translate import NEVER_INDEX_KB
 
@@ -92,7 +93,7 @@ class Points(grpc.PointsServicer):
         return grpc.QueryResponse(result=translate.scored(hits), time=time.perf_counter() - started)
 
     async def QueryBatch(self, request: grpc.QueryBatchPoints, context: Any) -> grpc.QueryBatchResponse:  # noqa: N802
-        """Several queries, answered in their order from one pass over the segments."""
+        """Several queries, answered in their order; those that others ask meanwhile share the work."""
         started = time.perf_counter()
         answers = await self._query(request.collection_name, request.query_points, context)
         return grpc.QueryBatchResponse(
@@ -104,8 +105,11 @@ class Points(grpc.PointsServicer):
         collection = await _found(self._store, name, context)
         async with _errors_on_the_wire(context):
             collection.strict.check_queries(queries, indexed=collection.description.indexes)
-            wanted = [translate.query(one, dense=collection.dense, sparse=collection.sparse) for one in queries]
-            return await collection.read(lambda shard: shard.query_batch(edge.QueryBatchRequest(wanted)))
+            wanted = [
+                Wanted(translate.query(one, dense=collection.dense, sparse=collection.sparse), translate.shape(one))
+                for one in queries
+            ]
+            return await collection.search(wanted, scans=[translate.scans(one) for one in queries])
 
     async def Scroll(self, request: grpc.ScrollPoints, context: Any) -> grpc.ScrollResponse:  # noqa: N802
         """A page in order of ids."""

@@ -59,7 +59,9 @@ def _access_conditions(principal: Principal) -> list[Any]:
         own.append(_all_of([_equals("scope", Scope.PROJECT.value), _any_of("project_id", principal.project_ids)]))
     either: list[Any] = [_equals("scope", Scope.PUBLIC.value)]
     if own:
-        either.append(_all_of([_equals("tenant_id", principal.tenant_id), models.Filter(should=own)]))
+        # A filter within a filter is judged for every point: where there is no choice, none is made.
+        choice = own if len(own) == 1 else [models.Filter(should=own)]
+        either.append(_all_of([_equals("tenant_id", principal.tenant_id), *choice]))
     conditions: list[Any] = [models.Filter(should=either)]
     if principal.tags is not None:
         # Points without tags are stored as public, so that this one condition is the whole rule.
