@@ -24,6 +24,7 @@ from tests.bench.steady import steady
 from tests.bench.taint import taint
 
 PAGE = Path("docs/performance.md")
+SCALING_PAGE = Path("docs/scaling.md")
 BENCHMARKS: Mapping[str, Callable[..., Awaitable[list[Figure]]]] = {
     "ingest": ingest,
     "query": query,
@@ -65,6 +66,9 @@ def main() -> int:
     if not wanted.names:  # A part of the run must not replace the whole table.
         rewrite(PAGE, as_markdown(machine, figures, command=command))
         voice.say(f"{PAGE} rewritten")
+    if wanted.names == ["scale"] and not wanted.quick and wanted.sizes == SIZES:
+        rewrite(SCALING_PAGE, as_markdown(machine, figures, command=command))
+        voice.say(f"{SCALING_PAGE} rewritten")
     return int(any(each.kind is Kind.PROMISE and each.met is False for each in figures))
 
 

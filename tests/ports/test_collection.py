@@ -193,6 +193,10 @@ REFUSED: dict[str, Callable[[AsyncQdrantClient, str], Any]] = {
     "count": lambda client, name: client.count(name, count_filter=equal("colour")),
     "delete": lambda client, name: client.delete(name, models.FilterSelector(filter=equal("colour"))),
     "upsert": lambda client, name: client.upsert(name, [vector(number) for number in range(257)]),
+    "conditions": lambda client, name: client.count(name, count_filter=models.Filter(must=[equal("tenant_id")] * 1025)),
+    "oversampling": lambda client, name: client.query_points(
+        name, **NEAREST, search_params=models.SearchParams(quantization=models.QuantizationSearchParams(oversampling=3))
+    ),
     "batch": lambda client, name: client.query_batch_points(name, [models.QueryRequest(**NEAREST)] * 17),
 }
 
