@@ -13,7 +13,7 @@ import shutil
 import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,6 +45,7 @@ OVER_IN_PROCESS = 1.5  # Source: issue 5, "Must show".
 P95_MS = 60.0  # Source: likewise.
 REAL_CHUNKS = 1000
 CROWD = 50
+TOGETHER = 16
 CANDIDATES = 50  # The service's own default: `query.candidates`.
 START_TIMEOUT_S = 60.0
 _FILTER = {"tags": [ALL], "verified_only": True}
@@ -265,6 +266,7 @@ async def _measure_index(place: Place, corpus: Corpus, encoder: Encoder, *, coun
         copied = open_in_process(place.settings, where=_WHERE, limit=CANDIDATES, dimension=encoder.dimension)
         async with copied as shard:
             over_wire, in_process = await _compare(index, shard, asked, vectors)
+            alone_s, shared_s = _compare_shared(shard, asked, vectors)
     return [
         *(
             Figure(
@@ -285,6 +287,10 @@ async def _measure_index(place: Place, corpus: Corpus, encoder: Encoder, *, coun
             at_most=OVER_IN_PROCESS if place.chunks >= SIZES[-1] else None,
             note=f"{median(over_wire) * 1e3:.1f} and {median(in_process) * 1e3:.1f} ms, medians of {count}, in turn",
         ),
+        Figure("scale", f"{place.label}: the engine's CPU of a search alone", alone_s * 1e3, "ms"),
+        Figure(
+            "scale", f"{place.label}: the engine's CPU of one of {TOGETHER} that wait together", shared_s * 1e3, "ms"
+        ),
     ]
 
 
@@ -301,23 +307,32 @@ async def _compare(
     """Seconds of the same searches through our adapter and straight in the engine."""
     over_wire: list[float] = []
     in_process: list[float] = []
-
-    async def timed(into: list[float], ask: Callable[[], Awaitable[object]]) -> None:
-        started = time.perf_counter()
-        await ask()
-        into.append(time.perf_counter() - started)
-
     for question, vector in zip(asked, vectors, strict=True):
         terms = sparse.encode_query(question)
         wanted = shard.prepared(vector, terms)
-        await timed(
-            over_wire,
-            lambda vector=vector, terms=terms: index.search(  # type: ignore[misc]
-                dense=vector, sparse=terms, legs=_BOTH, where=_WHERE, limit=CANDIDATES
-            ),
-        )
-        await timed(in_process, lambda wanted=wanted: shard.search(wanted))  # type: ignore[misc]
+        started = time.perf_counter()
+        await index.search(dense=vector, sparse=terms, legs=_BOTH, where=_WHERE, limit=CANDIDATES)
+        over_wire.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        shard.search(wanted)
+        in_process.append(time.perf_counter() - started)
     return over_wire, in_process
+
+
+def _compare_shared(shard: InProcess, asked: Sequence[str], vectors: np.ndarray) -> tuple[float, float]:
+    """CPU seconds of a search alone, and of one among others."""
+    searches = [
+        shard.prepared(vector, sparse.encode_query(question)) for question, vector in zip(asked, vectors, strict=True)
+    ]
+    groups = [searches[first : first + TOGETHER] for first in range(0, len(searches), TOGETHER)]
+    started = time.process_time()
+    for search in searches:
+        shard.search(search)
+    alone = time.process_time() - started
+    started = time.process_time()
+    for group in groups:
+        shard.search(*group)
+    return alone / len(searches), (time.process_time() - started) / len(searches)
 
 
 # -------------------------------------------------------------------------------------------------------------- size

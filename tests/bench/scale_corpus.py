@@ -6,10 +6,12 @@ The same size gives the same chunks and vectors, so that the exact truth is comp
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +26,7 @@ from tests.bench.scene import PROJECT
 WORDS_A_CHUNK = 110
 CHUNKS_A_DOCUMENT = 10
 DOCUMENTS_AT_ONCE = 100
+GROUPS_AT_ONCE = 3  # One is in the ledger while another is in the engine.
 NOISE = 0.4
 """Length of the noise beside the unit vector of the two halves: two joins of the same halves still differ."""
 
@@ -129,14 +132,17 @@ class Document:
 async def fill(ledger: Ledger, index: Index, corpus: Corpus, *, chunks: int, model: str) -> None:
     """The writer's steps V1, V3 and V4 for all documents. No writer may run on this ledger: the epoch is raised."""
     epoch = await ledger.activate("bench-scale")
-    waiting: list[Document] = []
-    for document in corpus.documents(chunks):
-        waiting.append(document)
-        if len(waiting) == DOCUMENTS_AT_ONCE:
-            await _store(ledger, index, waiting, epoch=epoch, model=model)
-            waiting = []
-    if waiting:
-        await _store(ledger, index, waiting, epoch=epoch, model=model)
+    groups = _grouped(corpus.documents(chunks), DOCUMENTS_AT_ONCE)
+    while some := list(islice(groups, GROUPS_AT_ONCE)):
+        async with asyncio.TaskGroup() as storing:
+            for group in some:
+                storing.create_task(_store(ledger, index, group, epoch=epoch, model=model))
+
+
+def _grouped(documents: Iterable[Document], size: int) -> Iterator[list[Document]]:
+    following = iter(documents)
+    while group := list(islice(following, size)):
+        yield group
 
 
 async def _store(ledger: Ledger, index: Index, documents: Sequence[Document], *, epoch: int, model: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -32,17 +32,16 @@ class InProcess:
         self._limit = limit
         self._dimension = dimension
 
-    def prepared(self, vector: npt.NDArray[np.float32], terms: SparseVector) -> Any:
-        """The batch that our adapter sends, as the engine takes it; to make it is not part of the search."""
+    def prepared(self, vector: npt.NDArray[np.float32], terms: SparseVector) -> list[Any]:
+        """The queries that our adapter sends, as the engine takes them; to make them is not part of the search."""
         legs = Legs(vector.tolist(), terms, self._where, with_dense=True, width=self._limit + TIE_MARGIN)
         dense, terms_of = {"dense": self._dimension}, frozenset({"bm25"})
-        return edge.QueryBatchRequest(
-            [translate.query(each, dense=dense, sparse=terms_of) for each in legs.requests("")]
-        )
+        return [translate.query(each, dense=dense, sparse=terms_of) for each in legs.requests("")]
 
-    async def search(self, batch: Any) -> Any:
-        """Without a thread: nothing else is to be done meanwhile."""
-        return self._shard.query_batch(batch)
+    def search(self, *searches: Sequence[Any]) -> None:
+        """All of them in one call, queries of one kind side by side."""
+        side_by_side = [query for kind in zip(*searches, strict=True) for query in kind]
+        self._shard.query_batch(edge.QueryBatchRequest(side_by_side))
 
 
 @asynccontextmanager
