@@ -33,7 +33,7 @@ from dats_common.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
 
-READ_THREADS = 4
+READ_THREADS = max(4, os.cpu_count() or 4)
 MAX_QUEUED_WRITES = 256
 MAX_GROUP = 64
 """Writes that share one flush at most; more only wait longer."""
