@@ -38,6 +38,7 @@ class StrictMode:
 
     def __init__(self, config: grpc.StrictModeConfig) -> None:
         self._config = config
+        self._set = frozenset(field.name for field, _ in config.ListFields()) if config.enabled else frozenset()
 
     def check_queries(self, queries: Iterable[grpc.QueryPoints], *, indexed: Collection[str]) -> None:
         """Args: indexed: payload fields that have an index. Raises: Refused."""
@@ -75,23 +76,20 @@ class StrictMode:
         self._check_filter(selector.filter, indexed=indexed, bound="unindexed_filtering_update")
 
     def _check(self, bound: str, asked: float) -> None:
-        if self._is_set(bound) and asked > getattr(self._config, bound):
+        if bound in self._set and asked > getattr(self._config, bound):
             raise Refused(f"Limit exceeded {asked:g} > {getattr(self._config, bound):g} for {bound!r}")
 
     def _check_filter(self, where: grpc.Filter, *, indexed: Collection[str], bound: str) -> None:
-        if not self._config.enabled:
+        if not self._set:
             return
         conditions = list(_conditions(where))
         self._check("filter_max_conditions", len(conditions))
-        if not self._is_set(bound) or getattr(self._config, bound):
+        if bound not in self._set or getattr(self._config, bound):
             return
         for condition in conditions:
             key = condition.field.key or condition.is_empty.key or condition.is_null.key or condition.nested.key
             if key and key not in indexed:
                 raise Refused(f"Index required but not found for {key!r}")
-
-    def _is_set(self, bound: str) -> bool:
-        return bool(self._config.enabled and self._config.HasField(bound))
 
 
 def _conditions(where: grpc.Filter) -> Iterator[grpc.Condition]:

@@ -305,7 +305,8 @@ def scans(message: grpc.QueryPoints) -> bool:
 def shape(message: grpc.QueryPoints) -> bytes:
     """The same for queries that differ in their vectors alone."""
     kind = f"{message.using} {message.limit} {len(message.prefetch)} ".encode()
-    return kind + message.filter.SerializeToString(deterministic=True)
+    bounds: bytes = message.filter.SerializeToString(deterministic=True)
+    return kind + bounds
 
 
 @lru_cache(maxsize=256)  # Callers come again, mostly with the same bounds.
