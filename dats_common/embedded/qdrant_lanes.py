@@ -28,10 +28,12 @@ class Wanted:
 
     Attributes:
         shape: the same for queries that differ in their vectors alone.
+        scans: whether it goes through all vectors.
     """
 
     request: Any
     shape: bytes
+    scans: bool = False
 
 
 @dataclass(slots=True)
@@ -112,3 +114,29 @@ class Lane:
         for (one, two), hits in zip(places, found, strict=True):
             answers[one][two] = hits
         return answers
+
+
+class Lanes:
+    """Scans of all vectors apart from the others, which are short: on two cores a hybrid search has both at once."""
+
+    def __init__(self, query_batch: Callable[[Sequence[Any]], list[Any]], executor: Executor) -> None:
+        self._scans = Lane(query_batch, executor)
+        self._others = Lane(query_batch, executor)
+
+    async def search(self, queries: Sequence[Wanted]) -> list[Any]:
+        """An answer for each query, in their order. Raises: what the engine raised for these queries."""
+        sides = [
+            (lane, [place for place, query in enumerate(queries) if query.scans is scans])
+            for lane, scans in ((self._scans, True), (self._others, False))
+        ]
+        asked = [(lane, places) for lane, places in sides if places]
+        found = await asyncio.gather(*(lane.search([queries[place] for place in places]) for lane, places in asked))
+        answers: list[Any] = [None] * len(queries)
+        for (_, places), hits in zip(asked, found, strict=True):
+            for place, hit in zip(places, hits, strict=True):
+                answers[place] = hit
+        return answers
+
+    async def close(self) -> None:
+        """Once every search that came before has its answer."""
+        await asyncio.gather(self._scans.close(), self._others.close())

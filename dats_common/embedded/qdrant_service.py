@@ -106,10 +106,14 @@ class Points(grpc.PointsServicer):
         async with _errors_on_the_wire(context):
             collection.strict.check_queries(queries, indexed=collection.description.indexes)
             wanted = [
-                Wanted(translate.query(one, dense=collection.dense, sparse=collection.sparse), translate.shape(one))
+                Wanted(
+                    translate.query(one, dense=collection.dense, sparse=collection.sparse),
+                    translate.shape(one),
+                    translate.scans(one),
+                )
                 for one in queries
             ]
-            return await collection.search(wanted, scans=[translate.scans(one) for one in queries])
+            return await collection.search(wanted)
 
     async def Scroll(self, request: grpc.ScrollPoints, context: Any) -> grpc.ScrollResponse:  # noqa: N802
         """A page in order of ids."""

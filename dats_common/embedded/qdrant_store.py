@@ -27,7 +27,7 @@ from google.protobuf import json_format  # type: ignore[import-untyped]
 from qdrant_client import grpc
 
 from dats_common.embedded import qdrant_translate as translate
-from dats_common.embedded.qdrant_lanes import Lane, Wanted
+from dats_common.embedded.qdrant_lanes import Lanes, Wanted
 from dats_common.embedded.qdrant_strict import StrictMode
 from dats_common.errors import ConfigurationError
 
@@ -140,9 +140,7 @@ class Collection:
         self._dirty = False
         self._closing = False
         self._fault: EngineFault | None = None
-        # Scans of all vectors apart from the others, which are short: on two cores a hybrid search has both at once.
-        self._scans = Lane(self._query_batch, readers)
-        self._others = Lane(self._query_batch, readers)
+        self._lanes = Lanes(self._query_batch, readers)
         self._task = asyncio.create_task(self._write_for_ever(), name=f"engine-writer:{path.name}")
 
     async def write(self, operations: Sequence[Any], *, durable: bool) -> None:
@@ -163,26 +161,9 @@ class Collection:
         """
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, call)
 
-    async def search(self, queries: Sequence[Wanted], *, scans: Sequence[bool]) -> list[Any]:
-        """Hits for each query, in their order.
-
-        Args:
-            scans: for each query, whether it goes through all vectors.
-
-        Raises: EngineFault; ValueError: the engine refused a query.
-        """
-        sides = [[place for place, scan in enumerate(scans) if scan is side] for side in (True, False)]
-        asked = [
-            lane.search([queries[place] for place in side])
-            for lane, side in zip((self._scans, self._others), sides, strict=True)
-            if side
-        ]
-        found = await asyncio.gather(*asked)
-        hits: list[Any] = [None] * len(queries)
-        for side, answers in zip(filter(None, sides), found, strict=True):
-            for place, answer in zip(side, answers, strict=True):
-                hits[place] = answer
-        return hits
+    async def search(self, queries: Sequence[Wanted]) -> list[Any]:
+        """Hits for each query, in their order. Raises: EngineFault; ValueError: the engine refused a query."""
+        return await self._lanes.search(queries)
 
     def _query_batch(self, requests: Sequence[Any]) -> list[Any]:
         batch = edge.QueryBatchRequest(list(requests))
@@ -220,7 +201,7 @@ class Collection:
         await self._queue.join()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        await asyncio.gather(self._scans.close(), self._others.close())
+        await self._lanes.close()
         await self.flush()
         await self._in_writer(lambda: self._guarded(self._shard.close))
 
