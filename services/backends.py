@@ -30,6 +30,7 @@ from dats_common.settings import Settings
 from dats_common.telemetry.logs import log
 
 if TYPE_CHECKING:
+    from dats_common.adapters.qdrant import Layout
     from dats_common.adapters.sql.row_security import Access, Acting
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
@@ -197,8 +198,24 @@ async def open_index(settings: Settings) -> AsyncIterator[OperatorsIndex]:
         url=store.url or None,
         api_key=store.api_key.get_secret_value() or None,
         timeout_s=store.timeout_s,
+        layout=_layout(settings),
     ) as index:
         yield index
+
+
+def _layout(settings: Settings) -> Layout:
+    from dats_common.adapters.qdrant import Layout
+
+    wanted = settings.qdrant.layout
+    return Layout(
+        shard_number=wanted.shard_number,
+        replication_factor=wanted.replication_factor,
+        write_consistency_factor=wanted.write_consistency_factor,
+        int8=wanted.quantization == "int8",
+        on_disk_vectors=wanted.on_disk_vectors,
+        on_disk_payload=wanted.on_disk_payload,
+        strict=wanted.strict_mode,
+    )
 
 
 def running_engine_port(settings: Settings) -> int:

@@ -12,6 +12,7 @@ from grpc import StatusCode
 from qdrant_client import grpc
 
 from dats_common.embedded import qdrant_translate as translate
+from dats_common.embedded.qdrant_lanes import Wanted
 from dats_common.embedded.qdrant_store import FLUSH_EVERY_S, Collection, EngineFault, Store
 from dats_common.embedded.qdrant_translate import NEVER_INDEX_KB
 
@@ -57,6 +58,7 @@ class Points(grpc.PointsServicer):
         collection = await _found(self._store, request.collection_name, context)
         started = time.perf_counter()
         async with _errors_on_the_wire(context):
+            collection.strict.check_upsert(len(request.points))
             points = [translate.point(one, dense=collection.dense, sparse=collection.sparse) for one in request.points]
             operations = [
                 edge.UpdateOperation.upsert_points(points[first : first + POINTS_PER_OPERATION])
@@ -70,6 +72,7 @@ class Points(grpc.PointsServicer):
         collection = await _found(self._store, request.collection_name, context)
         started = time.perf_counter()
         async with _errors_on_the_wire(context):
+            collection.strict.check_deletion(request.points, indexed=collection.description.indexes)
             await collection.write([translate.deletion(request.points)], durable=request.wait)
         return _written(request.wait, started)
 
@@ -90,7 +93,7 @@ class Points(grpc.PointsServicer):
         return grpc.QueryResponse(result=translate.scored(hits), time=time.perf_counter() - started)
 
     async def QueryBatch(self, request: grpc.QueryBatchPoints, context: Any) -> grpc.QueryBatchResponse:  # noqa: N802
-        """Several queries, answered in their order from one pass over the segments."""
+        """Several queries, answered in their order; those that others ask meanwhile share the work."""
         started = time.perf_counter()
         answers = await self._query(request.collection_name, request.query_points, context)
         return grpc.QueryBatchResponse(
@@ -101,14 +104,23 @@ class Points(grpc.PointsServicer):
     async def _query(self, name: str, queries: Any, context: Any) -> Any:
         collection = await _found(self._store, name, context)
         async with _errors_on_the_wire(context):
-            wanted = [translate.query(one, dense=collection.dense, sparse=collection.sparse) for one in queries]
-            return await collection.read(lambda shard: shard.query_batch(edge.QueryBatchRequest(wanted)))
+            collection.strict.check_queries(queries, indexed=collection.description.indexes)
+            wanted = [
+                Wanted(
+                    translate.query(one, dense=collection.dense, sparse=collection.sparse),
+                    translate.shape(one),
+                    translate.scans(one),
+                )
+                for one in queries
+            ]
+            return await collection.search(wanted)
 
     async def Scroll(self, request: grpc.ScrollPoints, context: Any) -> grpc.ScrollResponse:  # noqa: N802
         """A page in order of ids."""
         collection = await _found(self._store, request.collection_name, context)
         started = time.perf_counter()
         async with _errors_on_the_wire(context):
+            collection.strict.check_read(request, limit=request.limit, indexed=collection.description.indexes)
             wanted = translate.scroll(request)
             page, following = await collection.read(lambda shard: shard.scroll(wanted))
         return grpc.ScrollResponse(
@@ -122,6 +134,7 @@ class Points(grpc.PointsServicer):
         collection = await _found(self._store, request.collection_name, context)
         started = time.perf_counter()
         async with _errors_on_the_wire(context):
+            collection.strict.check_read(request, limit=0, indexed=collection.description.indexes)
             where = translate.condition_filter(request.filter) if request.HasField("filter") else None
             count = await collection.read(lambda shard: shard.count(edge.CountRequest(exact=True, filter=where)))
         return grpc.CountResponse(result=grpc.CountResult(count=count), time=time.perf_counter() - started)
@@ -139,7 +152,8 @@ class Collections(grpc.CollectionsServicer):
         self._store = store
 
     async def Create(self, request: grpc.CreateCollection, context: Any) -> grpc.CollectionOperationResponse:  # noqa: N802
-        """One shard, whatever number of shards and replicas the request names."""
+        """One shard on one machine, whatever is asked for; shards, replicas and quantization are remembered and told,
+        as a single Qdrant node does, so that a client's check of its own collection holds here too."""
         async with _errors_on_the_wire(context):
             created = await self._store.create(request)
         if not created:
@@ -176,9 +190,10 @@ class Collections(grpc.CollectionsServicer):
 def _info(collection: Collection, points: int) -> grpc.CollectionInfo:
     create = collection.description.create
     params = grpc.CollectionParams(
-        shard_number=1,
-        replication_factor=1,
-        write_consistency_factor=1,
+        shard_number=create.shard_number or 1,
+        replication_factor=create.replication_factor or 1,
+        write_consistency_factor=create.write_consistency_factor or 1,
+        on_disk_payload=create.on_disk_payload,
         vectors_config=create.vectors_config,
         sparse_vectors_config=create.sparse_vectors_config,
     )
@@ -200,6 +215,8 @@ def _info(collection: Collection, points: int) -> grpc.CollectionInfo:
                 flush_interval_sec=int(FLUSH_EVERY_S),
             ),
             wal_config=grpc.WalConfigDiff(wal_capacity_mb=32, wal_segments_ahead=0),
+            quantization_config=create.quantization_config if create.HasField("quantization_config") else None,
+            strict_mode_config=create.strict_mode_config if create.HasField("strict_mode_config") else None,
         ),
     )
     for name, schema in translate.payload_schema(collection.description.indexes).items():

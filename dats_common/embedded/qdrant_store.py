@@ -27,11 +27,13 @@ from google.protobuf import json_format  # type: ignore[import-untyped]
 from qdrant_client import grpc
 
 from dats_common.embedded import qdrant_translate as translate
+from dats_common.embedded.qdrant_lanes import Lanes, Wanted
+from dats_common.embedded.qdrant_strict import StrictMode
 from dats_common.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
 
-READ_THREADS = 4
+READ_THREADS = max(4, os.cpu_count() or 4)
 MAX_QUEUED_WRITES = 256
 MAX_GROUP = 64
 """Writes that share one flush at most; more only wait longer."""
@@ -130,6 +132,7 @@ class Collection:
         self.description = description
         self.dense = translate.dimensions(description.create)
         self.sparse = translate.sparse_names(description.create)
+        self.strict = StrictMode(description.create.strict_mode_config)
         self._shard = shard
         self._writer = writer
         self._readers = readers
@@ -137,6 +140,7 @@ class Collection:
         self._dirty = False
         self._closing = False
         self._fault: EngineFault | None = None
+        self._lanes = Lanes(self._query_batch, readers)
         self._task = asyncio.create_task(self._write_for_ever(), name=f"engine-writer:{path.name}")
 
     async def write(self, operations: Sequence[Any], *, durable: bool) -> None:
@@ -156,6 +160,15 @@ class Collection:
         Raises: EngineFault; ValueError: the engine refused the request.
         """
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, call)
+
+    async def search(self, queries: Sequence[Wanted]) -> list[Any]:
+        """Hits for each query, in their order. Raises: EngineFault; ValueError: the engine refused a query."""
+        return await self._lanes.search(queries)
+
+    def _query_batch(self, requests: Sequence[Any]) -> list[Any]:
+        batch = edge.QueryBatchRequest(list(requests))
+        hits: list[Any] = self._read(lambda shard: shard.query_batch(batch))
+        return hits
 
     def _read(self, call: Callable[[Any], Result]) -> Result:
         if self._fault is not None:
@@ -188,6 +201,7 @@ class Collection:
         await self._queue.join()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        await self._lanes.close()
         await self.flush()
         await self._in_writer(lambda: self._guarded(self._shard.close))
 

@@ -105,6 +105,30 @@ class Events(Section):
     sweep_interval_s: Seconds = Field(60.0, description="between two sweeps of dead points")
 
 
+class CollectionLayout(Section):
+    """How a new collection is laid out over nodes and memory; the defaults are one machine's."""
+
+    shard_number: Annotated[int, Field(ge=1, le=1024)] = Field(
+        1, description="parts that the nodes share; an existing collection keeps its own, as with all of these"
+    )
+    replication_factor: Annotated[int, Field(ge=1, le=16)] = Field(1, description="copies of each shard")
+    write_consistency_factor: Annotated[int, Field(ge=1, le=16)] = Field(
+        1, description="copies that have a write before it is done; at most replication_factor"
+    )
+    quantization: Literal["none", "int8"] = Field(
+        "none", description="int8: search by small vectors in memory, decide by the exact ones"
+    )
+    on_disk_vectors: bool = Field(False, description="leave the exact vectors on disk; with int8")
+    on_disk_payload: bool = Field(True, description="leave the payload on disk; its indexes are in memory")
+    strict_mode: bool = Field(False, description="the server refuses unindexed filters and huge limits and batches")
+
+    @model_validator(mode="after")
+    def _has_the_copies(self) -> CollectionLayout:
+        if self.write_consistency_factor > self.replication_factor:
+            raise ValueError("write_consistency_factor must not exceed replication_factor")
+        return self
+
+
 class VectorStore(Section):
     """Qdrant."""
 
@@ -118,6 +142,7 @@ class VectorStore(Section):
         "dats_embeddings", description="name of the collection"
     )
     timeout_s: Seconds = Field(10.0, description="longest wait for one call")
+    layout: CollectionLayout = CollectionLayout()
 
     @field_validator("type", mode="before")
     @classmethod

@@ -12,13 +12,14 @@ import time
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 from index_engine import DIMENSION, FINGERPRINT, artifact_ids, index_on, point, running_engine, seen_by, terms, unit
 from qdrant_client import AsyncQdrantClient, models
 from qdrant_client import grpc as wire
 
 from dats_common.adapters.qdrant import QdrantIndex
-from dats_common.domain.model import ArtifactKey
+from dats_common.domain.model import ArtifactKey, SourceMetadata
 from dats_common.embedded.ownership import served_port
 from dats_common.embedded.qdrant_edge import EngineProcess, open_engine_process, serve
 from dats_common.errors import ConfigurationError, IndexUnavailable
@@ -130,6 +131,37 @@ async def test_a_restart_keeps_points_vectors_filters_and_the_fingerprint(tmp_pa
         assert artifact_ids(c for c in found if c.sparse_rank) == ["a42"]
         with pytest.raises(ConfigurationError, match="other-model"):
             await index.prepare(Fingerprint("other-model", DIMENSION, 256, "test-sparse-1", FINGERPRINT.probe))
+
+
+async def test_searches_at_the_same_time_find_what_each_finds_alone(tmp_path: Path) -> None:
+    """They share passes over the vectors: each keeps its own filter, terms, limit and scores."""
+    chance = np.random.default_rng(1)
+    async with running_engine(tmp_path) as engine, index_on(engine) as index:
+        await index.prepare(FINGERPRINT)
+        await index.store(
+            [
+                point(
+                    f"a{n}",
+                    dense=unit(*chance.standard_normal(DIMENSION)),
+                    sparse=terms(n % 5, 5 + n % 7),
+                    metadata=SourceMetadata(project_id=f"p{n % 3}"),
+                )
+                for n in range(300)
+            ]
+        )
+        asked = [
+            {
+                "dense": unit(*chance.standard_normal(DIMENSION)),
+                "sparse": terms(n % 5, 5 + n % 7) if n % 4 else None,
+                "legs": frozenset({"dense", "sparse"}),
+                "where": seen_by(project_id=f"p{n % 3}" if n % 2 else None),
+                "limit": 5 + n % 3,
+            }
+            for n in range(60)
+        ]
+        alone = [await index.search(**each) for each in asked]
+        assert await asyncio.gather(*(index.search(**each) for each in asked)) == alone
+        assert len({tuple(found) for found in map(artifact_ids, alone)}) == len(asked)
 
 
 async def test_payload_indexes_are_there_before_the_first_point_and_after_a_restart(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ async def oracle() -> AsyncIterator[QdrantIndex]:
     with warnings.catch_warnings():
         # Local mode says that payload indexes have no effect in it; here nobody expects one.
         warnings.filterwarnings("ignore", message="Payload indexes have no effect", category=UserWarning)
+        warnings.filterwarnings("ignore", message="Local mode performs exact", category=UserWarning)
         yield QdrantIndex(client, "test", timeout_s=10)
     await client.close()
 

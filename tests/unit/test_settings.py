@@ -217,6 +217,10 @@ def test_a_misspelt_variable_stops_the_start_with_its_name_and_the_nearest(name:
         ("query: {min_similarity: .nan}", "query.min_similarity"),
         ("query: {min_similarity: 1.5}", "query.min_similarity"),
         ("lightrag: {vector_store: {type: faiss}}", "faiss is not offered"),
+        (
+            "lightrag: {vector_store: {layout: {write_consistency_factor: 2}}}",
+            "write_consistency_factor must not exceed replication_factor",
+        ),
         ("lightrag: {chunking: {max_chunk_size: 50, overlap: 50}}", "overlap must be smaller"),
         ("query: {fusion: {vector: 0, keyword: 0}}", "cannot both be 0"),
         ("events: {rabbitmq: {exchange: mine}}", "task.events"),
