@@ -360,7 +360,7 @@ class Server(Section):
     )
     body_timeout_s: Seconds = Field(30.0, description="longest time for a body to arrive; 408 beyond")
     concurrent_requests: Annotated[int, Field(ge=1, le=10_000)] = Field(
-        64, description="requests in hand at once; 503 beyond"
+        64, description="requests in hand at once; 503 beyond. Withdrawals have as many places of their own"
     )
 
     @property

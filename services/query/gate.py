@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
+from enum import Enum
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -84,24 +85,57 @@ class Gate:
             return None
 
 
+class _Lane(Enum):
+    """What a place is taken for."""
+
+    WITHDRAWAL = "an artifact is withdrawn"
+    PATIENT = "somebody waits for the writer or a model"
+    QUICK = "all else"
+
+
+_PATIENT_PATHS = frozenset({"/api/v1/embed", "/api/v1/answer", "/api/v1/answer/stream"})
+_WITHDRAWALS = "/api/v1/embeddings/"
+
+
 class Concurrency:
-    """At most `most` requests in hand; one more is answered 503 at once. Probes and scrapes always get through."""
+    """At most `most` requests in hand; one more is answered 503 at once. Probes and scrapes always get through.
+
+    Requests that wait for the writer or a model, for seconds, leave a quarter of the places to those that do not.
+    Withdrawals have places of their own, as many: what must vanish does not queue behind what is to be shown.
+    """
 
     def __init__(self, app: ASGIApp, *, most: int) -> None:
         self._app = app
         self._most = most
-        self._in_hand = 0
+        self._most_patient = max(1, most - most // 4)
+        self._in_hand = Counter[_Lane]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in PROBE_PATHS:
             await self._app(scope, receive, send)
             return
-        if self._in_hand >= self._most:
-            error = Overloaded(f"{self._most} requests are in hand already")
+        lane = _lane(scope["path"])
+        if full_at := self._full_at(lane):
+            error = Overloaded(f"{full_at} requests are in hand already")
             await response_for(error, instance=scope["path"])(scope, receive, send)
             return
-        self._in_hand += 1
+        self._in_hand[lane] += 1
         try:
             await self._app(scope, receive, send)
         finally:
-            self._in_hand -= 1
+            self._in_hand[lane] -= 1
+
+    def _full_at(self, lane: _Lane) -> int:
+        """How many requests stand in the way of one more; 0: none do."""
+        if lane is _Lane.WITHDRAWAL:
+            return self._most if self._in_hand[lane] >= self._most else 0
+        if self._in_hand[_Lane.PATIENT] + self._in_hand[_Lane.QUICK] >= self._most:
+            return self._most
+        is_full = lane is _Lane.PATIENT and self._in_hand[lane] >= self._most_patient
+        return self._most_patient if is_full else 0
+
+
+def _lane(path: str) -> _Lane:
+    if path.startswith(_WITHDRAWALS):
+        return _Lane.WITHDRAWAL
+    return _Lane.PATIENT if path in _PATIENT_PATHS else _Lane.QUICK

@@ -18,6 +18,7 @@ from structlog.testing import capture_logs
 from dats_common.adapters.sql.identity import open_key_store
 from dats_common.clients.errors import RAGForbidden, RAGTooMany, RAGUnauthenticated
 from dats_common.clients.rag import RAGClient
+from dats_common.contracts.topology import COMMANDS_QUEUE
 from dats_common.domain.access import Caller
 from dats_common.domain.keys import PlainKey
 from dats_common.errors import ConfigurationError, LedgerUnavailable, TooManyRequests
@@ -422,6 +423,38 @@ async def test_more_requests_than_it_takes_at_once_are_503_and_probes_get_throug
         searches.open.set()
         assert {response.status_code for response in await asyncio.gather(*held)} == {200}
         assert (await search(client, key)).status_code == 200
+
+
+async def test_what_waits_for_the_writer_leaves_places_to_searches_and_withdrawals(office: Office) -> None:
+    limits = HttpLimits(body_bytes=BODY_LIMIT_BYTES, body_timeout_s=10.0, concurrent_requests=4)
+    key = by_key(await office.key("reader", "ingest"))
+
+    async def embed(client: httpx.AsyncClient, artifact: str) -> httpx.Response:
+        body = {"content": "a report with totals", "metadata": {"artifact_id": artifact, "project_id": "p"}}
+        return await client.post("/api/v1/embed", json=body, headers=[key])
+
+    async with office.replica(http=limits, deadline_s=30.0, embed_wait_s=30.0) as client:  # and no writer
+        waiting = [asyncio.create_task(embed(client, name)) for name in ("a", "b", "c")]
+
+        async def are_three() -> bool:
+            return await office.rig.bus.depth(COMMANDS_QUEUE) == len(waiting)
+
+        try:
+            await eventually(are_three)
+            assert "3 requests" in assert_problem(await embed(client, "d"), 503)
+            assert (await search(client, key)).status_code == 200
+            office.rig.index.switch.hold()
+            searching = asyncio.create_task(search(client, key))
+            await office.rig.index.switch.reached.wait()
+            assert_problem(await search(client, key), 503)
+            withdrawn = await client.delete("/api/v1/embeddings/a", headers=[key])
+            assert withdrawn.status_code == 200, withdrawn.text
+            office.rig.index.switch.open.set()
+            assert (await searching).status_code == 200
+        finally:
+            for each in waiting:
+                each.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def test_a_body_that_trickles_in_is_cut_off(office: Office) -> None:
