@@ -71,18 +71,20 @@ class Legs:
         return Hits(
             dense=_in_order(dense, refs),
             sparse=_in_order(keyword, refs),
-            cosines={refs[point.id.uuid]: point.score for point in (*dense, *rescored) if point.id.uuid in refs},
+            cosines={point.id.uuid: point.score for point in (*dense, *rescored)},
+            refs=refs,
             width=self.width,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """Both legs in our order, and the cosine of every hit."""
+    """Both legs in our order, and the cosine of every hit; by point id, whose hash costs least."""
 
-    dense: list[tuple[ChunkRef, float]]
-    sparse: list[tuple[ChunkRef, float]]
-    cosines: Mapping[ChunkRef, float]
+    dense: list[tuple[str, float]]
+    sparse: list[tuple[str, float]]
+    cosines: Mapping[str, float]
+    refs: Mapping[str, ChunkRef]
     width: int
 
     def tied_beyond(self, limit: int) -> bool:
@@ -94,19 +96,19 @@ class Hits:
 
         A hit whose point vanished between the two keyword queries has no cosine and is left out.
         """
-        dense_ranks = {ref: rank for rank, (ref, _) in enumerate(self.dense[:limit], start=1)}
-        sparse_ranks = {ref: rank for rank, (ref, _) in enumerate(self.sparse[:limit], start=1)}
+        dense_ranks = {point_id: rank for rank, (point_id, _) in enumerate(self.dense[:limit], start=1)}
+        sparse_ranks = {point_id: rank for rank, (point_id, _) in enumerate(self.sparse[:limit], start=1)}
         sparse_scores = dict(self.sparse[:limit])
         merged = [
             Candidate(
-                ref=ref,
-                similarity=min(1.0, max(0.0, self.cosines[ref])),
-                dense_rank=dense_ranks.get(ref),
-                sparse_rank=sparse_ranks.get(ref),
-                sparse_score=sparse_scores.get(ref),
+                ref=self.refs[point_id],
+                similarity=min(1.0, max(0.0, self.cosines[point_id])),
+                dense_rank=dense_ranks.get(point_id),
+                sparse_rank=sparse_ranks.get(point_id),
+                sparse_score=sparse_scores.get(point_id),
             )
-            for ref in {**dense_ranks, **sparse_ranks}
-            if ref in self.cosines
+            for point_id in {**dense_ranks, **sparse_ranks}
+            if point_id in self.cosines
         ]
         return sorted(merged, key=_best_rank)
 
@@ -116,12 +118,12 @@ def _best_rank(candidate: Candidate) -> tuple[int, str, int]:
     return min(ranks), candidate.ref.source_id, candidate.ref.generation
 
 
-def _in_order(points: Sequence[grpc.ScoredPoint], refs: Mapping[str, ChunkRef]) -> list[tuple[ChunkRef, float]]:
+def _in_order(points: Sequence[grpc.ScoredPoint], refs: Mapping[str, ChunkRef]) -> list[tuple[str, float]]:
     """Best score first; ties by source id, then generation, never by the engine's inner order."""
-    found = [(refs[point.id.uuid], point.score) for point in points]
+    found = [(point.id.uuid, point.score) for point in points]
     if len({score for _, score in found}) == len(found):
         return sorted(found, key=itemgetter(1), reverse=True)  # Names are costly to compare, and mostly nothing ties.
-    return sorted(found, key=lambda hit: (-hit[1], hit[0].source_id, hit[0].generation))
+    return sorted(found, key=lambda hit: (-hit[1], refs[hit[0]].source_id, refs[hit[0]].generation))
 
 
 def reference_in(point: grpc.ScoredPoint) -> ChunkRef:
