@@ -275,6 +275,8 @@ class AnswerEngine:
             top_k=quality.candidates(ask.wanted_chunks),
             budget_tokens=_ANY_BUDGET_TOKENS,
             looked_at_again=not shown,  # by the evidence, when it is kept; what is shown leaves before
+            rerank=False,  # not measured for answers, and they name no domain
+            least_similarity=quality.min_similarity,
         )
         try:
             async with asyncio.timeout(self._rules.retrieval_s):

@@ -18,7 +18,7 @@ from dats_common.domain.model import ChunkRef, SparseVector
 from dats_common.ports import Encoder, Index, Ledger, Leg, Reranker
 from dats_common.records import Candidate, Passage, SearchFilter
 from services.query.query_vectors import QueryVectors
-from services.query.reranking import Reranking, RerankRules
+from services.query.reranking import Reranking, RerankRules, RerankTurns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,6 +49,7 @@ class Question:
         looked_at_again: whoever asks has the ledger judge the hits once more before anything leaves: the last look here
             would be one too many.
         rerank: None: as the rules have it for the domain, and only a hybrid search.
+        least_similarity: of each hit (cosine), whatever terms it holds; for whoever would drop the others anyway.
     """
 
     text: str
@@ -58,6 +59,7 @@ class Question:
     budget_tokens: int
     looked_at_again: bool = False
     rerank: bool | None = None
+    least_similarity: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,7 @@ class _Asked:
     identifiers: frozenset[int]
     legs: frozenset[Leg]
     where: SearchFilter
+    least_similarity: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +210,7 @@ class QueryEngine:
         self._fusion = fusion
         self._rerank = rerank or RerankRules()
         self.reranker = reranker
+        self._turns = RerankTurns(reranker) if reranker else None
 
     async def retrieve(self, question: Question) -> Retrieved:
         """Ranked, visible, live passages.
@@ -262,7 +266,7 @@ class QueryEngine:
             dropped=dropped,
             reason=None if shown else self._why_nothing(),
             timings_ms={stage: round(spent, 3) for stage, spent in watch.spent.items()},
-            reranked=reranking is not None and reranking.reason is None,
+            reranked=reranking is not None and reranking.reason is None and bool(shown),
             rerank_reason=reranking.reason if reranking else None,
         )
 
@@ -273,14 +277,14 @@ class QueryEngine:
         )
         if not (unasked if question.rerank is None else question.rerank):
             return None
-        return Reranking(question.text, reranker=self.reranker, rules=self._rerank)
+        return Reranking(question.text, turns=self._turns, rules=self._rerank)
 
     async def _encode(self, question: Question) -> _Asked:
         dense = await self._vectors.of(question.text, tenant_id=question.where.principal.tenant_id)
         legs = MODES[question.mode]
         terms = sparse.encode_query(question.text)
         identifiers: frozenset[int] = sparse.identifier_ids(question.text) if "sparse" in legs else frozenset()
-        return _Asked(dense, terms, identifiers, legs, question.where)
+        return _Asked(dense, terms, identifiers, legs, question.where, question.least_similarity)
 
     async def _read_best(self, candidates: Sequence[Candidate], asked: _Asked, *, wanted: int) -> _Ranking:
         """Q2: the best candidates that pass the guard and are relevant. Text is the costly part, and of a hundred
@@ -306,7 +310,10 @@ class QueryEngine:
                         replaced.add(item.ref)
                     continue
                 is_answered = is_answered or _is_relevant(item, passage, asked, least=self._min_similarity)
-                if len(hits) < wanted and _is_relevant(item, passage, asked, least=_NEAR * self._min_similarity):
+                is_near = item.similarity >= asked.least_similarity and _is_relevant(
+                    item, passage, asked, least=_NEAR * self._min_similarity
+                )
+                if len(hits) < wanted and is_near:
                     hits.append(_hit(item, passage, score))
             if is_answered and len(hits) >= wanted:
                 break

@@ -100,14 +100,15 @@ _WITHDRAWALS = "/api/v1/embeddings/"
 class Concurrency:
     """At most `most` requests in hand; one more is answered 503 at once. Probes and scrapes always get through.
 
-    Requests that wait for the writer or a model, for seconds, leave a quarter of the places to those that do not.
+    Requests that wait for the writer or a model, for seconds, leave a quarter of the places to those that do not, if
+    there are two or more.
     Withdrawals have places of their own, as many: what must vanish does not queue behind what is to be shown.
     """
 
     def __init__(self, app: ASGIApp, *, most: int) -> None:
         self._app = app
         self._most = most
-        self._most_patient = max(1, most - most // 4)
+        self._most_patient = max(1, most * 3 // 4)
         self._in_hand = Counter[_Lane]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from dats_common.domain.fusion import blend
 from dats_common.domain.model import ChunkRef
-from dats_common.errors import Unavailable
+from dats_common.errors import Overloaded, Unavailable
 from dats_common.ports import Reranker
 from dats_common.records import Passage
 
@@ -57,16 +57,53 @@ class Rankable(Protocol):
 
 R = TypeVar("R", bound=Rankable)
 
+_NEWEST = 0.2  # share of the last reading in what a pair is known to take
+
+
+class RerankTurns:
+    """One question's passages after another's: all at once they would all be late together. For one event loop.
+
+    What cannot be done in time, by what earlier readings took, is refused at once: the order of fusion is there.
+    """
+
+    def __init__(self, reranker: Reranker) -> None:
+        self._reranker = reranker
+        self._turn = asyncio.Lock()
+        self._pairs = 0
+        self._pair_s = 0.0
+
+    async def rerank(self, query: str, passages: Sequence[str], *, until: float) -> list[float]:
+        """See `ports.Reranker`.
+
+        Args:
+            until: when it must be done, by the loop's clock; whoever calls cancels it then.
+
+        Raises: Overloaded: it will not be done; RerankerUnavailable.
+        """
+        loop = asyncio.get_running_loop()
+        if self._pairs and loop.time() + (self._pairs + len(passages)) * self._pair_s > until:
+            raise Overloaded(f"{self._pairs} passages wait for the reranker already")
+        self._pairs += len(passages)
+        try:
+            async with self._turn:
+                started = loop.time()
+                found = await self._reranker.rerank(query, passages)
+                spent_s = (loop.time() - started) / max(1, len(passages))
+                self._pair_s += (_NEWEST if self._pair_s else 1.0) * (spent_s - self._pair_s)
+                return found
+        finally:
+            self._pairs -= len(passages)
+
 
 class Reranking:
     """The reranking of one question over all rounds of the engine: no passage is read twice."""
 
-    def __init__(self, query: str, *, reranker: Reranker | None, rules: RerankRules) -> None:
-        self.max_pairs = rules.max_pairs if reranker else 0
-        self.reason = None if reranker else NO_RERANKER
+    def __init__(self, query: str, *, turns: RerankTurns | None, rules: RerankRules) -> None:
+        self.max_pairs = rules.max_pairs if turns else 0
+        self.reason = None if turns else NO_RERANKER
         """Why the order is still that of fusion; None: it is not."""
         self._query = query
-        self._reranker = reranker
+        self._turns = turns
         self._weight = rules.weight
         self._left_s = rules.deadline_s
         self._deadline_s = rules.deadline_s
@@ -90,13 +127,13 @@ class Reranking:
         return [*(each for _, each in anew), *rest]
 
     async def _read(self, passages: Sequence[Passage]) -> None:
-        if self._reranker is None or not passages:
+        if self._turns is None or not passages:
             return
         loop = asyncio.get_running_loop()
         until = loop.time() + self._left_s
         try:
             async with asyncio.timeout_at(until):
-                found = await self._reranker.rerank(self._query, [passage.text for passage in passages])
+                found = await self._turns.rerank(self._query, [passage.text for passage in passages], until=until)
         except TimeoutError:
             self.reason = f"the reranker was not done within {round(self._deadline_s * 1e3)} ms"
         except Unavailable as error:

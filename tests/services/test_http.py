@@ -398,7 +398,7 @@ async def test_one_source_decides_whether_there_is_an_answer_and_the_rest_need_h
     assert len(refs) == 3
 
     async def shown(
-        *similarities: float, query: str = "zebra quokka", mode: str = "hybrid", top_k: int = 3
+        *similarities: float, query: str = "zebra quokka", mode: str = "hybrid", top_k: int = 3, least: float = 0.0
     ) -> list[int]:
         """Positions of the candidates that are shown; the keywords have found them in their order."""
 
@@ -417,12 +417,15 @@ async def test_one_source_decides_whether_there_is_an_answer_and_the_rest_need_h
             least_candidates=50,
             fusion=replace(fusion_rules(load_settings(None, {})), weights=LegWeights(0.0, 1.0)),
         )
-        answer = await engine.retrieve(Question(query, mode, SearchFilter(LAPTOP), top_k=top_k, budget_tokens=1000))
+        question = Question(query, mode, SearchFilter(LAPTOP), top_k=top_k, budget_tokens=1000, least_similarity=least)
+        answer = await engine.retrieve(question)
         assert bool(answer.reason) == (not answer.hits)
         return [refs.index(hit.passage.ref) for hit in answer.hits]
 
     assert await shown(0.39, 0.39, 0.39) == []
     assert await shown(0.19, 0.2, 0.4) == [1, 2]
+    assert await shown(0.3, 0.3, 0.5, top_k=1) == [0]
+    assert await shown(0.3, 0.3, 0.5, top_k=1, least=0.4) == [2], "who would drop the others wants no place for them"
     assert await shown(0.2, 0.2, 0.4, top_k=1) == [0], "what answers may lie behind what is shown"
     assert await shown(0.1, 0.1, 0.1, query="totals", mode="vector") != [], "terms tell in every mode"
 

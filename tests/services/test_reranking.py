@@ -16,7 +16,7 @@ from tiny_cross_encoder import save_cross_encoder
 
 from dats_common.adapters.memory_reranker import MemoryReranker
 from dats_common.domain.model import ArtifactKey, ChunkRef, SourceMetadata
-from dats_common.errors import RerankerUnavailable
+from dats_common.errors import Overloaded, RerankerUnavailable
 from dats_common.records import Passage
 from dats_common.settings import Settings
 from dats_common.settings.sections import Query
@@ -24,7 +24,7 @@ from dats_common.settings.sections import Reranking as Chosen
 from dats_common.telemetry.metrics import Metrics
 from dats_common.telemetry.reranking import MeasuredReranker
 from services.query.engine import Hit
-from services.query.reranking import NO_RERANKER, Reranking, RerankRules
+from services.query.reranking import NO_RERANKER, Reranking, RerankRules, RerankTurns
 from services.query.wiring import open_reranker, rerank_rules
 
 QUESTION = "a report with totals"
@@ -158,13 +158,35 @@ async def test_equals_are_ordered_by_similarity_and_then_by_source_id() -> None:
     rules = RerankRules(weight=1.0)
     orders = []
     for given in (hits, hits[::-1]):
-        reranking = Reranking("q", reranker=Ranks(lambda _: 0.5), rules=rules)
+        reranking = Reranking("q", turns=RerankTurns(Ranks(lambda _: 0.5)), rules=rules)
         orders.append(await reranking.order(given))
         assert reranking.reason is None
     assert orders[0] == orders[1]
     assert [each.similarity for each in orders[0]] == [0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.3]
     twins = [each.passage.ref.source_id for each in orders[0][1:-1]]
     assert twins == sorted(twins)
+
+
+async def test_one_is_reranked_after_the_other_and_what_cannot_be_in_time_is_refused_at_once() -> None:
+    class Slow(Ranks):
+        async def rerank(self, query: str, passages: Sequence[str]) -> list[float]:
+            await asyncio.sleep(0.02 * len(passages))
+            return await super().rerank(query, passages)
+
+    reranker = Slow(lambda _: 0.5)
+    turns, now = RerankTurns(reranker), asyncio.get_running_loop().time
+    assert await turns.rerank("q", ["a"], until=now()) == [0.5], "nobody knows yet what it takes"
+    reranker.switch.hold()
+    first = asyncio.create_task(turns.rerank("q", ["a"] * 10, until=now() + 60.0))
+    await reranker.switch.reached.wait()
+    second = asyncio.create_task(turns.rerank("q", ["b"] * 10, until=now() + 60.0))
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="20 passages wait"):
+        await turns.rerank("q", ["c"], until=now() + 0.4)  # 21 pairs take .42 s or more
+    assert len(reranker.read) == 2, "the second has not begun"
+    reranker.switch.open.set()
+    assert [len(await task) for task in (first, second)] == [10, 10]
+    assert await turns.rerank("q", ["c"], until=now() + 0.4) == [0.5]
 
 
 async def test_what_holds_a_name_of_code_stays_first(rig: Rig) -> None:

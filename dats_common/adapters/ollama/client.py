@@ -152,6 +152,7 @@ async def open_client(base_url: str, *, connect_timeout_s: float) -> AsyncIterat
     try:
         url = URL(base_url)
         known = url.scheme in ("http", "https") and bool(url.host) and url.port is not None
+        (url.host or "").encode("idna")  # what the resolver does, and its error is none of HTTP's
     except ValueError as error:
         raise ConfigurationError(f"OLLAMA_BASE_URL is not an address: {error}") from error
     if not known:
