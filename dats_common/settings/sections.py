@@ -402,7 +402,9 @@ class Grounding(Section):
     """Who looks at an answer's sentences besides the rules on words, numbers, names and denials. Source: spec 5, A2."""
 
     cross_encoder: str = Field(
-        "", description="a cross-encoder of sentence-transformers, by folder or name (extra `gpu`); empty: none"
+        "",
+        description="a cross-encoder, by folder or name: with a graph it runs on OpenVINO, else on PyTorch "
+        "(extra `gpu`); empty: none",
     )
     judge: bool = Field(
         True, description="in strict answers the model that wrote them judges each sentence; it can only refuse it"

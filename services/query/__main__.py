@@ -65,7 +65,8 @@ async def _serve(settings: Settings) -> None:
                 lifespan="off",
                 log_config=None,
                 access_log=False,
-                limit_concurrency=_BACKLOG,
+                # Connections, idle ones too; requests are bounded by ours, withdrawals by as many again.
+                limit_concurrency=_BACKLOG + 2 * settings.server.concurrent_requests,
                 timeout_graceful_shutdown=round(settings.query.deadline_s + settings.query.embed_wait_s),
             )
             # The server raises the signal that stopped it once more when it is done: that must not end the process

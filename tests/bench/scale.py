@@ -104,10 +104,10 @@ async def scale(*, quick: bool, sizes: Sequence[int] = SIZES, data: Path | None 
 
 
 async def _fill(settings: Settings, encoder: Encoder, corpus: Corpus, *, chunks: int) -> list[Figure]:
-    done = settings.data_dir / "filled"
-    if done.exists():
+    done, made = settings.data_dir / "filled", f"{chunks} chunks over {len(corpus.texts)} real ones"
+    if done.exists() and done.read_text(encoding="utf-8") == made:
         return []
-    for part in settings.data_dir.iterdir():  # What a run that was cut short has left.
+    for part in settings.data_dir.iterdir():  # What a run that was cut short, or of another corpus, has left.
         shutil.rmtree(part) if part.is_dir() else part.unlink()
     started = time.perf_counter()
     async with (
@@ -117,7 +117,7 @@ async def _fill(settings: Settings, encoder: Encoder, corpus: Corpus, *, chunks:
     ):
         await prepare_index(index, encoder)
         await fill(ledger, index, corpus, chunks=chunks, model=encoder.model)
-    done.touch()
+    done.write_text(made, encoding="utf-8")
     rate = chunks / (time.perf_counter() - started)
     return [Figure("scale", f"{chunks // 1000}k chunks: filled", rate, "chunks/s", note="without encoding")]
 
@@ -146,7 +146,8 @@ async def _open_replica(settings: Settings) -> AsyncIterator[str]:
             await _answers(client)
         yield url
     finally:
-        process.terminate()
+        if process.returncode is None:
+            process.terminate()
         await process.wait()
 
 
@@ -219,7 +220,7 @@ async def _measure_crowd(place: Place, *, count: int) -> list[Figure]:
     async with _open_replica(place.settings) as second, RAGClient(second, timeout=60) as other:
         for replicas, clients in ((1, [place.client]), (2, [place.client, other])):
             asked = questions(count, seed=replicas + 1)
-            await _crowd(clients, asked[:CROWD])
+            await _crowd(clients, questions(CROWD, seed=replicas + 5))  # others: a replica knows what it was asked
             started = time.perf_counter()
             seconds, errors = await _crowd(clients, asked)
             took_s = time.perf_counter() - started

@@ -139,7 +139,9 @@ def _load(name: str, threads: int, may_download: bool) -> PairModel:
     try:
         if folder and graph:
             return load_openvino(folder, graph, threads=threads)
-        return load_torch(str(folder or name), local_files_only=not may_download)
+        # By its name where the hub may be asked: what lies in its cache may be a part of the model.
+        is_named = may_download and not Path(name).is_dir()
+        return load_torch(name if is_named else str(folder or name), local_files_only=not may_download)
     except ConfigurationError:
         raise
     except Exception as error:  # hub, configuration, tokenizer and weights have errors of their own, and no common base

@@ -52,7 +52,7 @@ class Row:
         late: deletions after whose acknowledgement a query still found the document, of `deletions`.
         failed: why it has no values; empty: it has.
         troubles: what did not go well although it was measured.
-    others_cores: of the machine, that something else used meanwhile.
+        others_cores: of the machine, that something else used meanwhile.
     """
 
     title: str
