@@ -88,3 +88,11 @@ def test_code_is_cut_by_the_definitions_that_were_found():
     ]
     without = cut(text, max_tokens=9, source_uri="a.py", find_definitions=lambda *_: NO_OUTLINE)
     assert without == cut(text, max_tokens=9)
+
+
+def test_a_parser_that_fails_leaves_the_text():
+    def failing(source, language):
+        raise RecursionError(language)
+
+    text = "def one():\n    return 1\n\ndef two():\n    pass\n"
+    assert cut(text, max_tokens=9, source_uri="a.py", find_definitions=failing) == cut(text, max_tokens=9)

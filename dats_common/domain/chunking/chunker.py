@@ -76,6 +76,13 @@ class Chunker:
         return Limits(size, overlap)
 
     def _read(self, content: str, profile: Profile) -> Reading:
+        """Its structure; a parser that fails on it costs the document that and nothing else."""
+        try:
+            return self._parsed(content, profile)
+        except Exception:  # Parsers are others' code, and a document is whatever someone sent.
+            return Reading(content)
+
+    def _parsed(self, content: str, profile: Profile) -> Reading:
         match profile.format:
             case "markdown":
                 return read_markdown(content)
