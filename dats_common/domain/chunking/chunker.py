@@ -83,6 +83,8 @@ class Chunker:
             return Reading(content)
 
     def _parsed(self, content: str, profile: Profile) -> Reading:
+        if profile.format in {"text", "code"} and is_page(content):  # No code begins so: an address named it wrong.
+            return read_html(content) or Reading(content)
         match profile.format:
             case "markdown":
                 return read_markdown(content)
@@ -91,5 +93,4 @@ class Chunker:
             case "html":
                 return read_html(content) or Reading(content)
             case "text":
-                page = read_html(content) if is_page(content) else None
-                return page or Reading(content)
+                return Reading(content)
