@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from dats_common.domain.chunking.outline import MAX_LEVEL, NO_OUTLINE, Outline, Section, one_line
 
 if TYPE_CHECKING:
-    from tree_sitter import Language, Node
+    from tree_sitter import Language, Node, Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Grammar:
         wrappers: node types that are no more than a definition's beginning and end.
         bodies: node types that hold definitions among other things.
         attached: node types that belong to a definition right behind them.
+        largest_bytes: of what is parsed.
     """
 
     module: str
@@ -33,6 +35,7 @@ class Grammar:
     bodies: frozenset[str] = frozenset()
     attached: frozenset[str] = frozenset({"comment"})
     function: str = "language"
+    largest_bytes: int = 200_000
 
 
 def _types(names: str) -> frozenset[str]:
@@ -55,6 +58,7 @@ _TYPESCRIPT = replace(
         "interface_declaration internal_module method_signature module type_alias_declaration"
     ),
     wrappers=_ECMA.wrappers | {"ambient_declaration"},
+    largest_bytes=48_000,  # `a<b<c,` again and again takes time by the square, and nothing stops it: 4 s for so much.
 )
 
 GRAMMARS: Mapping[str, Grammar] = MappingProxyType(
@@ -110,6 +114,11 @@ _VARIABLES = _types("field_definition public_field_definition variable_declarato
 _FUNCTIONS = _types("arrow_function class function function_expression generator_function")
 """In JavaScript a variable with one of these is a definition too."""
 
+LONGEST_PARSE_S = 4.0
+"""Seconds. Code takes a fraction of one; nonsense takes time by the square of its length, and all threads wait."""
+
+_READ_BYTES = 1 << 16
+
 _DEEPEST = 60
 """Nodes below a file that are looked into: code nests so deep, text that is no code may nest without end."""
 
@@ -128,16 +137,18 @@ def find_definitions(source: str, language: str) -> Outline:
     """Sections by definitions, each with the comments and decorators before it; what lies between two of them belongs
     to what is around both.
 
-    No sections where the language has no grammar here, or nothing is defined: also of a text that is no such code.
+    No sections where the language has no grammar here, or nothing is defined: also of a text that is no such code, is
+    longer than the grammar's `largest_bytes`, or takes longer than `LONGEST_PARSE_S`.
     """
     grammar = GRAMMARS.get(language)
-    parsed = _language(grammar) if grammar else None
-    if grammar is None or parsed is None:
+    spoken = _language(grammar) if grammar else None
+    if grammar is None or spoken is None:
         return NO_OUTLINE
-    from tree_sitter import Parser
-
     raw = source.encode("utf-8", "surrogatepass")
-    found = list(_definitions(Parser(parsed).parse(raw).root_node, grammar, (), depth=0))
+    tree = _parsed(raw, spoken) if len(raw) <= grammar.largest_bytes else None
+    if tree is None:
+        return NO_OUTLINE
+    found = list(_definitions(tree.root_node, grammar, (), depth=0))
     return Outline(tuple(_sections(raw, found))) if found else NO_OUTLINE
 
 
@@ -149,6 +160,20 @@ def _language(grammar: Grammar) -> Language | None:
 
         return Language(getattr(importlib.import_module(grammar.module), grammar.function)())
     except (ImportError, ValueError):
+        return None
+
+
+def _parsed(raw: bytes, language: Language) -> Tree | None:
+    """None: it took too long."""
+    from tree_sitter import Parser
+
+    halt_at = time.monotonic() + LONGEST_PARSE_S
+    try:
+        return Parser(language).parse(
+            lambda start, _: raw[start : start + _READ_BYTES],
+            progress_callback=lambda _, __: time.monotonic() > halt_at,
+        )
+    except ValueError:  # It was halted.
         return None
 
 

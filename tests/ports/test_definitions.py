@@ -137,7 +137,35 @@ def test_prose_has_no_definitions_and_is_cut_as_prose(language):
 @pytest.mark.parametrize("language", SAMPLES)
 @pytest.mark.parametrize("unit", ["(", "{", '"', "class A{", "if x:\n ", "def a():\n", "/*", "<"])
 def test_large_nonsense_takes_seconds_at_most(unit, language):
-    find_definitions((unit * 100_000)[:100_000], language)
+    find_definitions((unit * 100_000)[: min(100_000, GRAMMARS[language].largest_bytes)], language)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    ("unit", "language"),
+    [("\\\n", "python"), ("a<b<c,", "typescript"), ("a<b<c,", "tsx"), ('r#"', "rust")],
+    ids=["python", "typescript", "tsx", "rust"],
+)
+def test_what_takes_time_by_the_square_is_text(unit, language):
+    """Each of them takes minutes to parse, the whole process waiting."""
+    assert find_definitions(unit * (190_000 // len(unit)), language) == NO_OUTLINE
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("language", ["typescript", "tsx"])
+def test_the_slowest_that_is_parsed_takes_seconds(language):
+    source = "a<b<c," * 10_000
+    assert find_definitions(source[: GRAMMARS[language].largest_bytes], language) == NO_OUTLINE
+
+
+@pytest.mark.parametrize("language", SAMPLES)
+def test_definitions_are_found_up_to_the_largest_source_and_not_beyond(language):
+    source, _ = SAMPLES[language]
+    largest = source.ljust(GRAMMARS[language].largest_bytes)
+    assert find_definitions(largest, language).sections[0].start == 0
+    assert find_definitions(largest + " ", language) == NO_OUTLINE
+    widest = "é" + largest[:-1]
+    assert find_definitions(widest, language) == NO_OUTLINE  # Bytes count.
 
 
 MISSING = """

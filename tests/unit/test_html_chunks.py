@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dats_common.domain.chunking.html import read_html
+from dats_common.domain.chunking.html import is_page, read_html
 from dats_common.domain.chunking.outline import Places
 from tests.unit.chunks import cut, paths
 
@@ -123,6 +123,26 @@ def test_a_chunk_maps_to_its_source():
         ("<table><tr><td>layout<p>of</p><p>a page</p></td></tr></table>", "layout\n\nof\n\na page"),
         ("<p>outer</p><main><p>inner</p></main>", "inner"),
         ("<template>no</template><textarea>no</textarea><p>1 < 2", "1 < 2"),
+        ("<p>a<!x>b<?y>c<![CDATA[d]]>e", "a b c e"),
+        (
+            "<html><body><p>Intro.</p><!--[if IE]><p>old</p><![endif]--><h1>Title</h1><p>All the text.</p><!-- end -->"
+            "<p>tail</p>",
+            "Intro.\n\nTitle\n\nAll the text.\n\ntail",
+        ),
+        (
+            '<head><!--[if lt IE 9]><script src="x.js"></script><![endif]--></head><body><h1>A</h1><p>b</p></body>',
+            "A\n\nb",
+        ),
+        ("<!--[if !IE]><!--><p>one</p><!--<![endif]--><p>two", "one\n\ntwo"),
+        ("<!--><p>one</p><!---><p>two</p><!-- --!><p>three", "one\n\ntwo\n\nthree"),
+        ("<p>one</p><script>if(a<!b)c()</script><p>two</p>", "one\n\ntwo"),
+        ("<title>a<!b</title><STYLE>/*<?*/</style ><p>two</p>", "two"),
+        ('<p title="<?x">two</p>', "two"),
+        ("<p title=a<?x>two</p>", "two"),
+        ("<p title = '>' id=\"<!\">one</p><p>two</p>", "one\n\ntwo"),
+        ("<p>one</p><plaintext><!x>", "one\n\n<!x>"),
+        ("<p>outer</p><main> <script>fill()</script></main>", "outer"),
+        ("<h3><button>Why?</button></h3><p>So.<button>Close</button>", "Why?\n\nSo."),
     ],
 )
 def test_what_is_readable_of_a_page(page, text):
@@ -142,6 +162,23 @@ def test_what_is_readable_of_a_page(page, text):
 )
 def test_the_anchor_is_the_nearest_one_that_begins_no_later(page, anchor):
     assert cut(page, max_tokens=3, source_uri="a.html")[0].location.anchor == anchor
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("tag", ["pre", "listing"])
+def test_preformatted_text_knows_its_lines_behind_the_line_end_that_counts_for_nothing(tag, newline):
+    page = f"<p>x\n<{tag}>\none &amp;\n two</{tag}>".replace("\n", newline)
+    reading = read_html(page)
+    assert reading.text == "x\n\none &\n two"
+    start, end = Places(page, reading).source_span(3, len(reading.text))
+    assert page[start:end] == f"one &amp;{newline} two"
+
+
+def test_a_heading_in_a_heading_ends_it():
+    assert paths(cut("<h1 id=a>A<div><h2 id=b>B</h2></div></h1><p>text", max_tokens=2, source_uri="a.html")) == [
+        "A",
+        "A > B",
+    ]
 
 
 def test_a_web_page_has_no_pages():
@@ -167,7 +204,53 @@ def test_a_page_without_readable_text_is_kept_as_it_is():
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    "unit", ["<", "<div>", "<!--", "<a x='", "&", "<td>a", "<h1>a", "<b><p>", "<?", "<a id=b>c", "<pre>\n", "</p>"]
+    "unit",
+    [
+        "<",
+        "<div>",
+        "<!--",
+        "<a x='",
+        "&",
+        "<td>a",
+        "<h1>a",
+        "<b><p>",
+        "<?",
+        "<a id=b>c",
+        "<pre>\n",
+        "</p>",
+        "<!---->",
+        "<!--[if",
+        "<a b=",
+        "<a b='c",
+        "<script>",
+        "<title><!",
+        '<a b==""',
+    ],
 )
 def test_a_large_page_takes_seconds_at_most(unit):
     assert cut("<p>x " + (unit * 200_000)[:200_000], max_tokens=254, overlap_tokens=25, source_uri="a.html")
+
+
+@pytest.mark.timeout(60)
+def test_what_only_looks_like_tags_in_plain_text_takes_seconds_at_most():
+    text = "&" + "<a" * 100_000
+    assert read_html(f"<plaintext>{text}").text == text
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("beginning", ["<!---->", "<!-- -->", " ", "<!-- - ->", "<?xml "])
+def test_whether_nonsense_is_a_page_is_seen_at_once(beginning):
+    assert not is_page(beginning * 300 + "x")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<html>",
+        "\ufeff <?xml version='1.0'?>\n<!-- a - -- b -->\n<!----><!DOCTYPE\nHTML>",
+        "<!--\n-->\n<HTML lang=en>",
+    ],
+)
+def test_a_page_says_so_at_its_beginning(page):
+    assert is_page(page)
+    assert not is_page(f"x{page}")

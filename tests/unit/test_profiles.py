@@ -41,6 +41,21 @@ from tests.unit.chunks import cut, words
         ({"doc_type": "help_article", "source_uri": "https://help.host/a.html"}, Profile("html", size="article")),
         ({"doc_type": "help article"}, Profile(size="article")),
         ({"source_uri": "http://[broken"}, Profile()),
+        ({"source_uri": "docs/My first guide.md"}, Profile("markdown")),
+        ({"source_id": "my scripts/a b.py"}, Profile("code", "python")),
+        ({"title": "Vue.js", "doc_type": "html"}, Profile("html")),
+        ({"title": "Vue.js", "source_type": "markdown", "source_uri": "https://host/a"}, Profile("markdown")),
+        ({"title": "notes.txt", "domain": "code-python"}, Profile()),
+        ({"title": "page.html"}, Profile("html")),
+        ({"source_uri": "https://host/wiki/Node.js", "doc_type": "html"}, Profile("html")),
+        ({"source_uri": "https://host/wiki/Node.js", "source_type": "markdown"}, Profile("markdown")),
+        ({"source_uri": "https://host/wiki/Node.js"}, Profile("code", "javascript")),
+        ({"source_uri": "src/page.js", "doc_type": "html"}, Profile("code", "javascript")),
+        ({"source_uri": "v1.2", "source_id": "example.com", "title": "a.md"}, Profile("markdown")),
+        ({"source_uri": "https://host/example.com", "domain": "code-go"}, Profile("code", "go")),
+        ({"domain": "code-go-to-market"}, Profile()),
+        ({"domain": "code_Python"}, Profile("code", "python")),
+        ({"domain": "barcode-python"}, Profile()),
     ],
 )
 def test_what_is_said_of_a_document_chooses_its_profile(said, profile):
@@ -88,3 +103,18 @@ def test_code_is_cut_by_the_definitions_that_were_found():
     ]
     without = cut(text, max_tokens=9, source_uri="a.py", find_definitions=lambda *_: NO_OUTLINE)
     assert without == cut(text, max_tokens=9)
+
+
+def test_a_parser_that_fails_leaves_the_text():
+    def failing(source, language):
+        raise RecursionError(language)
+
+    text = "def one():\n    return 1\n\ndef two():\n    pass\n"
+    assert cut(text, max_tokens=9, source_uri="a.py", find_definitions=failing) == cut(text, max_tokens=9)
+
+
+def test_what_says_that_it_is_a_page_is_one_whatever_its_address():
+    page = "<!doctype html><title>x</title><p>Node is a runtime."
+    assert [each.text for each in cut(page, max_tokens=20, source_uri="https://host/wiki/Node.js")] == [
+        "Node is a runtime."
+    ]

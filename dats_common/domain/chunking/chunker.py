@@ -76,6 +76,15 @@ class Chunker:
         return Limits(size, overlap)
 
     def _read(self, content: str, profile: Profile) -> Reading:
+        """Its structure; a parser that fails on it costs the document that and nothing else."""
+        try:
+            return self._parsed(content, profile)
+        except Exception:  # Parsers are others' code, and a document is whatever someone sent.
+            return Reading(content)
+
+    def _parsed(self, content: str, profile: Profile) -> Reading:
+        if profile.format in {"text", "code"} and is_page(content):  # No code begins so: an address named it wrong.
+            return read_html(content) or Reading(content)
         match profile.format:
             case "markdown":
                 return read_markdown(content)
@@ -84,5 +93,4 @@ class Chunker:
             case "html":
                 return read_html(content) or Reading(content)
             case "text":
-                page = read_html(content) if is_page(content) else None
-                return page or Reading(content)
+                return Reading(content)

@@ -31,16 +31,30 @@ _BLOCKS = _names(
 )
 _LINES = frozenset({"dd", "dt", "li", "tr"})  # Parted by a line end: together they are one list, or one table.
 _HEADINGS = {f"h{level}": level for level in range(1, 7)}
+_PREFORMATTED = frozenset({"listing", "pre"})
 _CELLS = frozenset({"td", "th"})
 CELL_GAP = " | "
 """Between two cells of a row."""
 _GAPS = ("", " ", CELL_GAP, "\n", "\n\n")  # The widest last.
 
-_PAGE = re.compile(r"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html)\b", re.IGNORECASE | re.DOTALL)
-_BOGUS_COMMENT = re.compile(r"<(?:\?|!(?!--|doctype))[^>]*>?", re.IGNORECASE)
+# These match any stretch in one way only: nonsense costs no more than its length. A tag left open ends the page.
+_PAGE = re.compile(r"\s*(?:<\?xml[^>]*>\s*)?(?:<!--(?:[^-]|-(?!->))*-->\s*)*<(?:!doctype\s+html|html)\b", re.IGNORECASE)
+_ATTRIBUTES = r"""[^>=]*(?:=\s*(?:"[^"]*(?:"|\Z)|'[^']*(?:'|\Z)|(?![\s"']))[^>=]*)*(?:>|\Z)"""
+_RAW_TEXT = "iframe|noembed|noframes|script|style|textarea|title|xmp"
+_MARKUP = re.compile(
+    "<(?:"
+    r"!--(?:-?>|.*?(?:--!?>|\Z))"
+    r"|(?P<bogus>(?:\?|!(?!doctype))[^>]*>?)"
+    r"|plaintext\b.*"
+    rf"|(?P<raw>{_RAW_TEXT})(?=[\s/>]){_ATTRIBUTES}.*?(?:</(?P=raw)(?=[\s/>])|\Z)"
+    rf"|/?[a-z]{_ATTRIBUTES}"
+    ")",
+    re.IGNORECASE | re.DOTALL,
+)
 _SPACES = re.compile(r"[ \t\n\f\r]+")
 _PLAIN = re.compile(r"[^&<\r\0]+")
-_TAG = re.compile(r"<[A-Za-z/!][^>]*>")
+_LINE_END_BEHIND_TAG = re.compile(r">(?:\r\n?|\n)")
+_TAG = re.compile(r"<[A-Za-z/!][^<>]*>")
 _REFERENCE = re.compile(r"&(?:#[xX][0-9a-fA-F]{1,8}|#[0-9]{1,8}|[A-Za-z][A-Za-z0-9]{1,31});?")
 
 
@@ -56,11 +70,24 @@ def read_html(content: str) -> Reading | None:
         return None
     from justhtml import JustHTML
 
-    # By the standard these are comments; the parser takes them for text. White space of their length keeps all places.
-    markup = _BOGUS_COMMENT.sub(lambda match: " " * len(match.group()), content)
-    parsed = JustHTML(markup, sanitize=False, track_node_locations=True, scripting_enabled=False)
+    markup = _MARKUP.sub(_without_bogus_comment, content)
+    root = JustHTML(markup, sanitize=False, track_node_locations=True, scripting_enabled=False).root
+    main = _main(root)
+    reading = _written(markup, main)
+    if reading is None and main is not root:
+        return _written(markup, root)  # It is filled by scripts; what there is stands around it.
+    return reading
+
+
+def _without_bogus_comment(found: re.Match[str]) -> str:
+    """`<!x>` and `<?x>` are comments by the standard, but not in a comment, a script or an attribute; the parser takes
+    them for text. White space of their length keeps all places."""
+    return found.group() if found["bogus"] is None else " " * len(found.group())
+
+
+def _written(markup: str, top: Node) -> Reading | None:
     writer = _Writer(markup)
-    for step, node in _steps(_main(parsed.root)):
+    for step, node in _steps(top):
         if step == "text":
             writer.text(node)
         elif step == "open":
@@ -84,22 +111,25 @@ def _is_main(node: Node) -> bool:
 def _steps(root: Node) -> Iterator[tuple[str, Node]]:
     """Opens, texts and closes of the tree in order; a loop, since pages nest deeper than Python calls."""
     waiting: list[tuple[str, Node]] = [("open", root)]
+    headings = 0  # Open ones.
     while waiting:
         step, node = waiting.pop()
         yield step, node
+        if node.name in _HEADINGS:
+            headings += 1 if step == "open" else -1
         if step == "open":
             waiting.append(("close", node))
             for child in reversed(node.children or ()):
                 if child.name == "#text":
                     waiting.append(("text", child))
-                elif not child.name.startswith(("#", "!")) and not _is_dropped(child):
+                elif not child.name.startswith(("#", "!")) and not _is_dropped(child, in_heading=headings > 0):
                     waiting.append(("open", child))
 
 
-def _is_dropped(node: Node) -> bool:
+def _is_dropped(node: Node, *, in_heading: bool) -> bool:
     said = node.attrs or {}
     return (
-        node.name in _DROPPED
+        (node.name in _DROPPED and not (in_heading and node.name == "button"))  # What unfolds is a button's heading.
         or said.get("role") in _DROPPED_ROLES
         or "hidden" in said
         or said.get("aria-hidden") == "true"
@@ -127,6 +157,8 @@ class _Writer:
         self._heading: _Heading | None = None
 
     def open(self, node: Node) -> None:
+        if node.name in _HEADINGS:
+            self._close_heading()  # One within another ends it.
         said = node.attrs or {}
         anchor = said.get("id") or (said.get("name") if node.name == "a" else None)
         if anchor and len(anchor) <= MAX_ANCHOR_CHARS and not any(letter.isspace() for letter in anchor):
@@ -137,7 +169,7 @@ class _Writer:
             self._flat_cells += _is_flat(node)
         elif node.name == "br":
             self._part("\n")
-        elif node.name == "pre":
+        elif node.name in _PREFORMATTED:
             self._preformatted += 1
         elif node.name in _HEADINGS:
             self._heading = _Heading(_HEADINGS[node.name])
@@ -146,13 +178,13 @@ class _Writer:
         self._part_at(node)
         if node.name in _CELLS:
             self._flat_cells -= _is_flat(node)
-        elif node.name == "pre":
+        elif node.name in _PREFORMATTED:
             self._preformatted -= 1
         elif node.name in _HEADINGS:
             self._close_heading()
 
     def text(self, node: Node) -> None:
-        for run, start, end in _runs(self._source, node.origin_offset, str(node.data or "")):
+        for run, start, end in _runs(self._source, self._offset(node), str(node.data or "")):
             if start is None:
                 start = end = self._source_end
             self._source_end = max(end, self._source_end)
@@ -170,6 +202,14 @@ class _Writer:
         """What was written."""
         outline = Outline(tuple(self._sections.sections), tuple(self._blocks), tuple(self._anchors))
         return Reading("".join(self._parts), outline, tuple(self._pieces))
+
+    def _offset(self, node: Node) -> int | None:
+        """Where its text begins. The parser drops the line end right behind a `pre`'s tag, but counts from it."""
+        offset, holder = node.origin_offset, node.parent
+        if not offset or holder is None or holder.name not in _PREFORMATTED or (holder.children or ())[:1] != [node]:
+            return offset
+        dropped = _LINE_END_BEHIND_TAG.match(self._source, offset - 1)
+        return dropped.end() if dropped else offset
 
     def _part_at(self, node: Node) -> None:
         if node.name in _LINES:

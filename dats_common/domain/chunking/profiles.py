@@ -6,7 +6,7 @@ Source: spec 4, "Chunking Strategy"; spec 5, axiom A6.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -60,7 +60,9 @@ _LANGUAGES_BY_NAME: Mapping[str, str] = MappingProxyType(
 )
 _MARKDOWN_SUFFIXES = frozenset({"md", "markdown", "mdx"})
 _HTML_SUFFIXES = frozenset({"html", "htm", "xhtml"})
-_PLAIN_SUFFIXES = frozenset({"txt", "text", "log", "csv", "json", "yaml", "yml", "toml", "rst", "pdf"})
+_LINE_SUFFIXES = frozenset({"txt", "text", "log", "csv", "json", "yaml", "yml", "toml", "rst"})
+_PLAIN_SUFFIXES = _LINE_SUFFIXES | {"pdf"}
+_SUFFIXES = _LANGUAGES_BY_SUFFIX.keys() | _MARKDOWN_SUFFIXES | _HTML_SUFFIXES | _PLAIN_SUFFIXES
 _MARKDOWN_NAMES = frozenset({"markdown", "md", "readme"})
 _HTML_NAMES = frozenset({"html", "xhtml", "webpage", "web-page"})
 
@@ -71,58 +73,92 @@ _SPEC_FILES = frozenset({".project-spec.yaml", ".project-spec.yml"})
 _ARTICLE_NAMES = frozenset({"help", "help-article", "knowledge-base"})
 
 _SEPARATORS = re.compile(r"[\s_./:]+")
-_WORDS = re.compile(r"[a-z]+")
+_CODE_DOMAIN = re.compile(r"code[\s_./:-]+(.+)")
 
 
 def profile_of(metadata: SourceMetadata) -> Profile:
-    """By the file's name first, since it says what the bytes are, then by `doc_type` and `source_type`, then by
-    `language` and `domain`."""
-    path = _path_of(metadata)
+    """By the file's name first, since it says what the bytes are; by `doc_type` and `source_type`; by a title that is a
+    file's name; then by `language` and `domain`. What is said to be Markdown or HTML is that, but for files of code."""
+    path, is_web = _file_of(metadata)
+    titled = _titled_file_of(metadata)
     kinds = {_SEPARATORS.sub("-", kind.strip().lower()) for kind in (metadata.doc_type, metadata.source_type)}
-    is_decision = bool(kinds & _DECISION_NAMES or _DECISION_FOLDERS.intersection(path.split("/")[:-1]))
-    if is_decision or kinds & _SPEC_NAMES or path.rpartition("/")[2] in _SPEC_FILES:
+    folders, _, name = (path or titled).rpartition("/")
+    is_decision = bool(kinds & _DECISION_NAMES or _DECISION_FOLDERS.intersection(folders.split("/")))
+    if is_decision or kinds & _SPEC_NAMES or name in _SPEC_FILES:
         size: Size = "whole"
     else:
         size = "article" if kinds & _ARTICLE_NAMES else "usual"
-    suffix = _suffix(path)
-    if suffix in _LANGUAGES_BY_SUFFIX:
-        return Profile("code", _LANGUAGES_BY_SUFFIX[suffix], size)
     language = metadata.language.strip().lower()
-    if suffix in _MARKDOWN_SUFFIXES or (kinds | {language}) & _MARKDOWN_NAMES:
+    named = _named_format(kinds | {language})
+    suffix = _suffix(path)
+    if suffix in _LANGUAGES_BY_SUFFIX and not (is_web and _named_format(kinds)):  # Such as a page about Node.js.
+        return Profile("code", _LANGUAGES_BY_SUFFIX[suffix], size)
+    if suffix in _MARKDOWN_SUFFIXES or named == "markdown":
         return Profile("markdown", size=size)
-    if suffix in _HTML_SUFFIXES or (kinds | {language}) & _HTML_NAMES:
+    if suffix in _HTML_SUFFIXES or named == "html":
         return Profile("html", size=size)
     if suffix in _PLAIN_SUFFIXES:
         return Profile(size=size)
+    if titled:
+        return _profile_by_suffix(_suffix(titled), size)
     if is_decision:
         return Profile("markdown", size=size)  # Their name and folder say no more; this is how they are written.
-    for name in (language, *_code_words(metadata.domain)):
-        if name in _LANGUAGES_BY_NAME:
-            return Profile("code", _LANGUAGES_BY_NAME[name], size)
+    for word in (language, _code_word(metadata.domain)):
+        if word in _LANGUAGES_BY_NAME:
+            return Profile("code", _LANGUAGES_BY_NAME[word], size)
     return Profile(size=size)
 
 
-def _path_of(metadata: SourceMetadata) -> str:
-    """Path of the file as the producer names it, in lower case; a title only where it looks like a file's name."""
-    for said in (metadata.source_uri, metadata.source_id, metadata.title):
+def has_lines(metadata: SourceMetadata) -> bool:
+    """Whether the source opens as lines of text that can be pointed at: code, Markdown, a text file."""
+    found = profile_of(metadata).format
+    return found in {"code", "markdown"} or (found == "text" and _suffix(_file_of(metadata)[0]) in _LINE_SUFFIXES)
+
+
+def _named_format(names: Set[str]) -> Format | None:
+    if names & _MARKDOWN_NAMES:
+        return "markdown"
+    return "html" if names & _HTML_NAMES else None
+
+
+def _profile_by_suffix(suffix: str, size: Size) -> Profile:
+    if suffix in _LANGUAGES_BY_SUFFIX:
+        return Profile("code", _LANGUAGES_BY_SUFFIX[suffix], size)
+    if suffix in _MARKDOWN_SUFFIXES:
+        return Profile("markdown", size=size)
+    return Profile("html" if suffix in _HTML_SUFFIXES else "text", size=size)
+
+
+def _file_of(metadata: SourceMetadata) -> tuple[str, bool]:
+    """Path of the file as the producer names it, in lower case, and whether the web has it; empty without a suffix that
+    we know: `example.com` and `v1.2` name no file."""
+    for said in (metadata.source_uri, metadata.source_id):
         try:
-            path = urlsplit(said).path.lower()
+            address = urlsplit(said)
         except ValueError:  # such as brackets that are no address: not a place, then
             continue
-        if _suffix(path) and not any(letter.isspace() for letter in path):
-            return path
-    return ""
+        path = address.path.lower()
+        if _suffix(path):
+            return path, address.scheme in {"http", "https"}
+    return "", False
+
+
+def _titled_file_of(metadata: SourceMetadata) -> str:
+    """A title in lower case where it looks like a file's name; otherwise empty."""
+    title = metadata.title.strip().lower()
+    return title if _suffix(title) and not any(letter.isspace() for letter in title) else ""
 
 
 def _suffix(path: str) -> str:
+    """Empty where it is none that we know."""
     _, dot, suffix = path.rpartition("/")[2].rpartition(".")
-    return suffix if dot else ""
+    return suffix if dot and suffix in _SUFFIXES else ""
 
 
-def _code_words(domain: str) -> Iterator[str]:
-    """What follows `code` in a domain such as `code-python`."""
-    kind, *words = _WORDS.findall(domain.lower()) or [""]
-    return iter(words if kind == "code" else ())
+def _code_word(domain: str) -> str:
+    """What follows `code` in a domain such as `code-python`, all of it: `code-go-to-market` is not about Go."""
+    found = _CODE_DOMAIN.fullmatch(domain.strip().lower())
+    return found[1] if found else ""
 
 
 def limits_of(profile: Profile, usual: Limits, *, window_tokens: int) -> Limits:
