@@ -231,9 +231,9 @@ def test_a_large_page_takes_seconds_at_most(unit):
     assert cut("<p>x " + (unit * 200_000)[:200_000], max_tokens=254, overlap_tokens=25, source_uri="a.html")
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(20)
 def test_what_only_looks_like_tags_in_plain_text_takes_seconds_at_most():
-    text = "&" + "<a" * 100_000
+    text = "&" + "<a" * 250_000
     assert read_html(f"<plaintext>{text}").text == text
 
 
