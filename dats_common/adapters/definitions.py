@@ -58,7 +58,7 @@ _TYPESCRIPT = replace(
         "interface_declaration internal_module method_signature module type_alias_declaration"
     ),
     wrappers=_ECMA.wrappers | {"ambient_declaration"},
-    largest_bytes=48_000,  # `a<b<c,` again and again takes time by the square, and nothing stops it: 4 s for so much.
+    largest_bytes=48_000,  # `a<b<c,` over and over takes time by the square: 4 s for so much; more is not stopped.
 )
 
 GRAMMARS: Mapping[str, Grammar] = MappingProxyType(

@@ -68,10 +68,15 @@ def _neutral(text: str) -> str:
     return neutralise(text)
 
 
+def _one_line(name: str) -> str:
+    """Neutral, without any line end: Unicode has more of them than one."""
+    return " ".join(_neutral(" ".join(name.split())).split())
+
+
 def show_source(source: PromptSource) -> str:
     """A source between its delimiters; nothing in it can look like a delimiter or a citation."""
-    name = _neutral(source.document_name)[:_HEADING_MAX_CHARS].replace("\n", " ")
-    section = _neutral(source.section or _NOT_KNOWN)[:_HEADING_MAX_CHARS].replace("\n", " ")
+    name = _one_line(source.document_name)[:_HEADING_MAX_CHARS]
+    section = _one_line(source.section or _NOT_KNOWN)[-_HEADING_MAX_CHARS:]  # The passage's own heading comes last.
     page = _NOT_KNOWN if source.page_number is None else source.page_number
     return "\n".join(
         [

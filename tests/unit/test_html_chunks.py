@@ -139,6 +139,9 @@ def test_a_chunk_maps_to_its_source():
         ("<title>a<!b</title><STYLE>/*<?*/</style ><p>two</p>", "two"),
         ('<p title="<?x">two</p>', "two"),
         ("<p title=a<?x>two</p>", "two"),
+        ("<p id=x?a='>one</p><script>'<!b</script><p>two</p>", "one\n\ntwo"),
+        ('<p id==">one</p><script>"<!b</script><p>two</p>', "one\n\ntwo"),
+        ("<p a=>one</p><script>if(a<!b)c()</script><p>two</p>", "one\n\ntwo"),
         ("<p title = '>' id=\"<!\">one</p><p>two</p>", "one\n\ntwo"),
         ("<p>one</p><plaintext><!x>", "one\n\n<!x>"),
         ("<p>outer</p><main> <script>fill()</script></main>", "outer"),
@@ -231,9 +234,9 @@ def test_a_large_page_takes_seconds_at_most(unit):
     assert cut("<p>x " + (unit * 200_000)[:200_000], max_tokens=254, overlap_tokens=25, source_uri="a.html")
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(20)
 def test_what_only_looks_like_tags_in_plain_text_takes_seconds_at_most():
-    text = "&" + "<a" * 100_000
+    text = "&" + "<a" * 250_000
     assert read_html(f"<plaintext>{text}").text == text
 
 

@@ -135,6 +135,18 @@ def test_what_only_looks_like_a_heading_is_none(text):
     assert paths(cut(text, max_tokens=50, source_uri="a.md")) == [""]
 
 
+def test_a_byte_order_mark_hides_no_heading():
+    text = "\ufeff# One\n\nwords of it\n\n# Two\n\nwords"
+    chunks = cut(text, max_tokens=6, source_uri="a.md")
+    assert paths(chunks) == ["One", "Two"]
+    check_slices(text, chunks, window_tokens=6)
+
+
+def test_an_empty_heading_is_no_part_of_a_path():
+    text = "# One\n\nwords of it\n\n##\n\nmore words here now\n\n### Three\n\nwords and so on"
+    assert paths(cut(text, max_tokens=8, source_uri="a.md")) == ["One", "One", "One > Three"]
+
+
 def test_headings_behind_front_matter_are_found():
     chunks = cut("---\ntitle: x\n---\n# Real\n\n" + "text " * 30, max_tokens=50, source_uri="a.md")
     assert paths(chunks) == ["Real"]

@@ -13,6 +13,7 @@ from dats_common.domain.prompt import (
     build_messages,
     prompt_hash,
     rating_messages,
+    show_source,
 )
 
 
@@ -41,6 +42,22 @@ def test_a_source_cannot_end_itself_or_pose_as_another_or_as_the_rules() -> None
     assert context.count("<<<end of source 1>>>") == 1
     assert context.count("[2]") == 1
     assert "<|im_start|>" not in context
+
+
+def test_names_stand_on_one_line_whatever_ends_lines() -> None:
+    ends = "one\ntwo\u2028three\u2029four\x85five\r\n six"
+    ref = ChunkRef(ArtifactKey("default", "artifact-1"), generation=7, chunk_index=3)
+    shown = show_source(PromptSource(1, ref.source_id, ends, "text", 0.5, section=ends))
+    assert "Document: one two three four five six" in shown.splitlines()
+    assert "Page: N/A, Section: one two three four five six" in shown.splitlines()
+
+
+def test_of_a_long_section_the_end_is_shown_and_of_a_long_name_the_beginning() -> None:
+    ref = ChunkRef(ArtifactKey("default", "artifact-1"), generation=7, chunk_index=3)
+    section = " > ".join(["Guide", "x" * 300, "Install"])
+    lines = show_source(PromptSource(1, ref.source_id, f"Name {'x' * 300}", "text", 0.5, section=section)).splitlines()
+    assert lines[2] == f"Document: Name {'x' * 195}"
+    assert lines[3] == f"Page: N/A, Section: {'x' * 190} > Install"
 
 
 def test_braces_in_code_are_text() -> None:

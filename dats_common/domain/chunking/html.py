@@ -37,9 +37,10 @@ CELL_GAP = " | "
 """Between two cells of a row."""
 _GAPS = ("", " ", CELL_GAP, "\n", "\n\n")  # The widest last.
 
-# These match any stretch in one way only: nonsense costs no more than its length. A tag left open ends the page.
+# Once begun these match, or could in one way only: nonsense costs its length and no more. A tag left open ends all.
 _PAGE = re.compile(r"\s*(?:<\?xml[^>]*>\s*)?(?:<!--(?:[^-]|-(?!->))*-->\s*)*<(?:!doctype\s+html|html)\b", re.IGNORECASE)
-_ATTRIBUTES = r"""[^>=]*(?:=\s*(?:"[^"]*(?:"|\Z)|'[^']*(?:'|\Z)|(?![\s"']))[^>=]*)*(?:>|\Z)"""
+_VALUE = r"""(?:"[^"]*(?:"|\Z)|'[^']*(?:'|\Z)|[^\s"'>][^\s>]*|(?=>|\Z))"""
+_ATTRIBUTES = rf"[^>=]*(?:=\s*{_VALUE}[^>=]*)*(?:>|\Z)"
 _RAW_TEXT = "iframe|noembed|noframes|script|style|textarea|title|xmp"
 _MARKUP = re.compile(
     "<(?:"
@@ -47,7 +48,7 @@ _MARKUP = re.compile(
     r"|(?P<bogus>(?:\?|!(?!doctype))[^>]*>?)"
     r"|plaintext\b.*"
     rf"|(?P<raw>{_RAW_TEXT})(?=[\s/>]){_ATTRIBUTES}.*?(?:</(?P=raw)(?=[\s/>])|\Z)"
-    rf"|/?[a-z]{_ATTRIBUTES}"
+    rf"|/?[a-z][^\s/>]*{_ATTRIBUTES}"
     ")",
     re.IGNORECASE | re.DOTALL,
 )

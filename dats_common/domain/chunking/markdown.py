@@ -11,6 +11,7 @@ from dats_common.domain.chunking.outline import MAX_HEADING_CHARS, Outline, Read
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
 
+_BYTE_ORDER_MARK = "\ufeff"
 _LINE_END = re.compile(r"\r\n?|\n")  # As markdown-it counts lines.
 _FRONT_MATTER = re.compile(r"\ufeff?---[ \t]*\r?\n")
 _FRONT_MATTER_END = re.compile(r"^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.MULTILINE)
@@ -42,7 +43,10 @@ def _warmed(parser: MarkdownIt) -> MarkdownIt:
 def read_markdown(text: str) -> Reading:
     """Sections by headings that stand for themselves: one in a list, a quotation or a fence is text."""
     body = _end_of_front_matter(text)
-    lines = [body, *(body + match.end() for match in _LINE_END.finditer(text[body:]))]
+    if not body and text.startswith(_BYTE_ORDER_MARK):
+        body = len(_BYTE_ORDER_MARK)  # It would hide a heading.
+    first = 0 if text[:body] == _BYTE_ORDER_MARK else body  # It belongs to what follows.
+    lines = [first, *(body + match.end() for match in _LINE_END.finditer(text[body:]))]
     sections = Sectioner()
     blocks: list[int] = []
     tokens = _blocks().parse(text[body:])

@@ -90,13 +90,14 @@ class Sectioner:
         self._above: list[tuple[int, str]] = []
 
     def open(self, start: int, *, level: int, heading: str) -> None:
-        """A heading of `level` (1 is the highest) at `start`; sections come in order."""
+        """A heading of `level` (1 is the highest) at `start`; sections come in order. An empty one parts the text, but
+        names nothing."""
         while self._above and self._above[-1][0] >= level:
             self._above.pop()
         self._above.append((level, one_line(heading)))
         if self.sections[-1].start == start:
             self.sections.pop()  # Nothing stands before the first heading.
-        self.sections.append(Section(start, level, tuple(name for _, name in self._above)))
+        self.sections.append(Section(start, level, tuple(name for _, name in self._above if name)))
 
 
 def one_line(heading: str) -> str:
