@@ -62,7 +62,7 @@ UNREADABLE = {
     "a number as id": encoded({"data": {**GOOD, "artifact_id": 7}}),
     "an id of 300 characters": encoded({"data": {**GOOD, "artifact_id": "x" * 300}}),
     "empty content": encoded({"data": {**GOOD, "content": ""}}),
-    "content of 9 characters": encoded({"data": {**GOOD, "content": "ninechars"}}),
+    "content of blanks": encoded({"data": {**GOOD, "content": " " * 9}}),
     "content over 1 MB": encoded({"data": {**GOOD, "content": "x" * 1_048_577}}),
     "invalid UTF-8": encoded({"data": GOOD}).replace(b"long", b"\xff\xfe"),
     "a lone surrogate": encoded({"data": {**GOOD, "content": "long enough \ud800"}}),
