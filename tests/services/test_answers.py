@@ -23,6 +23,7 @@ from dats_common.domain.model import ArtifactKey, EventTime, Taint
 from dats_common.domain.prompt import INSUFFICIENT
 from dats_common.errors import InvalidInput, LLMConnectionError, LLMTimeoutError, ModelUnavailableError, Unavailable
 from dats_common.records import Assignment, TagOwner, User
+from services.query.engine import QueryEngine, Question, Retrieved
 from services.query.happenings import Answer, Ask, Found, Withdrawn
 from services.query.streams import Streams
 
@@ -87,6 +88,27 @@ async def test_a_grounded_answer_cites_chunks_that_were_in_its_prompt(rig: Rig, 
     assert found.confidence.llm_score == 100
     assert [(claim.supported, claim.source_ids) for claim in found.claims] == [(True, [citation.source_id])]
     assert found.answer[found.claims[0].start : found.claims[0].end] == found.claims[0].text
+
+
+async def test_the_search_of_an_answer_leaves_out_what_is_done_again_or_dropped_anyway(
+    rig: Rig, replica: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.model.respond = first_source
+    asked: list[Question] = []
+    retrieve = QueryEngine.retrieve
+
+    async def noting(engine: QueryEngine, question: Question) -> Retrieved:
+        asked.append(question)
+        return await retrieve(engine, question)
+
+    monkeypatch.setattr(QueryEngine, "retrieve", noting)
+    await answered(replica)
+    assert (await replica.post("/api/v1/answer/stream", json=ASK)).status_code == 200
+    whole, streamed = asked
+    assert whole.looked_at_again
+    assert not streamed.looked_at_again, "a stream shows its sources before they are judged again"
+    assert {each.least_similarity for each in asked} == {ANSWER_RULES.quality.min_similarity}
+    assert {each.rerank for each in asked} == {False}
 
 
 async def test_a_citation_that_nobody_issued_is_removed_and_counted(rig: Rig, replica: httpx.AsyncClient) -> None:
