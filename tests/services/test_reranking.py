@@ -267,6 +267,15 @@ async def test_a_reranker_that_fails_costs_nobody_an_answer_and_more_than_top_k_
     assert health["status"] == well["status"], "search does without it"
 
 
+async def test_what_shows_nothing_was_not_reranked(shelf: Rig) -> None:
+    async with replica(shelf, Ranks(position)) as client:
+        answer = await ask(
+            client, "zinc oxide sunscreen on alpine holidays", user_tags=["nobody"], filters={"tags": ["nobody"]}
+        )
+    assert shown(answer) == []
+    assert told(answer) == (False, None)
+
+
 async def test_health_says_that_there_is_none(shelf: Rig) -> None:
     async with shelf.replica() as client:
         health = (await client.get("/api/v1/health")).json()
