@@ -64,6 +64,10 @@ format: $(VENV)/.dev ## Let ruff write what it can
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
+.PHONY: docs
+docs: $(VENV)/.dev ## The pages as a site, in site/ (built strictly)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
 bench: $(VENV)/.dev servers ## Ratios and latencies on this machine; writes docs/performance.md's table
 	@$(BIN)/python -m tests.bench $(BENCH)
 

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-from typing import Any
-
 from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 
-from dats_common.contracts.api import Problem
-from services.query import answer_routes, routes
-from services.query.gate import OPEN_PATHS, Concurrency, Gate, RateLimits
+from services.query.gate import Concurrency, Gate, RateLimits
 from services.query.identity import Authenticator
 from services.query.limits import BodyLimit, HttpLimits, RequestCount
+from services.query.openapi import routed_app
 from services.query.problems import install_problems
 from services.query.services import QueryServices
-
-_SECURITY_SCHEMES = {
-    "ApiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "made by `dats-rag keys create`"},
-    "Bearer": {"type": "http", "scheme": "bearer", "description": "an API key, or a token of the identity provider"},
-}
 
 
 def build_app(
@@ -30,33 +20,11 @@ def build_app(
     Around the routes, from the outside in: count, bound the number in hand, ask who is calling, read the body. A
     stranger's body is never read.
     """
-    app = FastAPI(
-        title="DATS RAG",
-        version=version("dats-rag"),
-        description="Context retrieval and embedding management. Errors are RFC 9457 problem documents.",
-        redirect_slashes=False,
-    )
+    app = routed_app()
     app.state.services = services
-    app.include_router(routes.router)
-    app.include_router(answer_routes.router)
-    app.add_api_route("/metrics", routes.metrics, methods=["GET"], include_in_schema=False)
     install_problems(app)
     app.add_middleware(BodyLimit, limit_bytes=limits.body_bytes, timeout_s=limits.body_timeout_s)
     app.add_middleware(Gate, authenticator=authenticator, rates=rates)
     app.add_middleware(Concurrency, most=limits.concurrent_requests)
     app.add_middleware(RequestCount, requests=services.metrics.http_requests)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
-
-
-def _openapi(app: FastAPI) -> dict[str, Any]:
-    if app.openapi_schema is None:
-        document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
-        document["components"]["schemas"] |= {**problem.pop("$defs"), "Problem": problem}
-        document["components"]["securitySchemes"] = _SECURITY_SCHEMES
-        for path, operations in document["paths"].items():
-            for operation in operations.values():
-                operation["security"] = [] if path in OPEN_PATHS else [{name: []} for name in _SECURITY_SCHEMES]
-        app.openapi_schema = document
-    return app.openapi_schema
