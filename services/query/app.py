@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 
 from dats_common.contracts.api import Problem
 from services.query import answer_routes, routes
@@ -45,6 +46,7 @@ def build_app(
     app.add_middleware(Gate, authenticator=authenticator, rates=rates)
     app.add_middleware(Concurrency, most=limits.concurrent_requests)
     app.add_middleware(RequestCount, requests=services.metrics.http_requests)
+    services.metrics.declare_routes([route.path for route in app.routes if isinstance(route, APIRoute)])
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 

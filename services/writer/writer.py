@@ -14,7 +14,7 @@ from dats_common.maintenance.sweep import Sweeper
 from dats_common.ports import Bus, Encoder, Evidence, Index, Ledger
 from dats_common.records import Heartbeat
 from dats_common.telemetry.logs import log
-from dats_common.telemetry.metrics import Metrics
+from dats_common.telemetry.writer_metrics import WriterMetrics
 from services.writer.consumer import Consumer
 from services.writer.leadership import Leadership
 from services.writer.progress import Progress
@@ -38,7 +38,7 @@ class Writer:
     index: Index
     bus: Bus
     encoder: Encoder
-    metrics: Metrics
+    metrics: WriterMetrics
     progress: Progress
     sweep_interval_s: float
     answers_kept_s: float
@@ -139,6 +139,7 @@ class Writer:
                 log("writer").info("answers_recalled", count=answers)
             if forgotten:
                 log("writer").info("old_answers_dropped", count=forgotten)
+            self.metrics.answers_recalled.inc(answers)
             self.metrics.swept.inc(removed)
             if removed:
                 log("writer").info("dead_generations_swept", removed=removed)
