@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 
@@ -46,9 +46,13 @@ def build_app(
     app.add_middleware(Gate, authenticator=authenticator, rates=rates)
     app.add_middleware(Concurrency, most=limits.concurrent_requests)
     app.add_middleware(RequestCount, requests=services.metrics.http_requests)
-    services.metrics.declare_routes([route.path for route in app.routes if isinstance(route, APIRoute)])
+    services.metrics.declare_routes([*_paths(routes.router), *_paths(answer_routes.router), "/metrics"])
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
+
+
+def _paths(router: APIRouter) -> list[str]:
+    return [route.path for route in router.routes if isinstance(route, APIRoute)]
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
