@@ -175,6 +175,7 @@ def build_writer(
     metrics.watch_disk(settings.data_dir)
     ledger, index, bus = ports.ledger, ports.index, MeasuredBus(ports.bus, metrics)
     leadership = Leadership(ledger, writer_id)
+    metrics.writer_active.set_function(lambda: leadership.is_active)
     sweeper = Sweeper(ledger=ledger, index=index)
     relay = Relay(ledger=ledger, bus=bus)
     pipeline = EmbeddingPipeline(ledger=ledger, indexer=indexer, leadership=leadership, sweeper=sweeper)

@@ -94,7 +94,6 @@ class Writer:
     async def _beat_once(self, state: Literal["active", "standby", "draining"], *, epoch: int | None = None) -> None:
         pending = await self._waiting()
         self.metrics.queue_size.set(pending)
-        self.metrics.writer_active.set(self.leadership.is_active)
         await self.ledger.beat(
             Heartbeat(
                 writer_id=self.writer_id,
