@@ -181,7 +181,20 @@ class Indexer(Protocol):
 # ---------------------------------------------------------------------------------------------------------- ledger
 
 
-class Ledger(Protocol):
+class Guard(Protocol):
+    """The ledger's part in a search: what is not asked of it is not shown."""
+
+    async def read(self, refs: Sequence[ChunkRef], principal: Principal) -> GuardedRead:
+        """Q2: text and metadata of those chunks that are live and visible to the principal, in one statement."""
+
+    async def still_live(self, refs: Sequence[ChunkRef], principal: Principal) -> frozenset[ChunkRef]:
+        """Q3: those whose generation is live now; of the principal's tenant or public, as `read` found them.
+
+        Raises: LedgerUnavailable; then nothing may be served.
+        """
+
+
+class Ledger(Guard, Protocol):
     """The authority: what is live, every chunk's text, and the outbox. See docs/architecture.md for the steps."""
 
     # -- the single active writer (fenced by epoch)
@@ -231,15 +244,6 @@ class Ledger(Protocol):
     # -- readers
     async def now(self) -> int:
         """The ledger's clock as an ORD."""
-
-    async def read(self, refs: Sequence[ChunkRef], principal: Principal) -> GuardedRead:
-        """Q2: text and metadata of those chunks that are live and visible to the principal, in one statement."""
-
-    async def still_live(self, refs: Sequence[ChunkRef], principal: Principal) -> frozenset[ChunkRef]:
-        """Q3: those whose generation is live now; of the principal's tenant or public, as `read` found them.
-
-        Raises: LedgerUnavailable; then nothing may be served.
-        """
 
     async def outcome(self, key: ArtifactKey, *, at: int) -> ArtifactOutcome:
         """What became of the event placed at `at` by the ledger's clock."""

@@ -123,12 +123,14 @@ class TaintReceipt:
         chunks_removed: chunks that were visible before, per artifact id, summed over tenants.
         fallen: the artifacts that were visible before; their points are to be swept, and answers recalled.
         cascade_id: the taint's.
+        claimed: the time that the taint itself named (ORD), if it did.
     """
 
     through: int
     chunks_removed: Mapping[str, int]
     fallen: tuple[ArtifactKey, ...] = ()
     cascade_id: str | None = None
+    claimed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

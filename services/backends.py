@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from dats_common.ports import (
     TokenCounter,
     TokenVerifier,
 )
-from dats_common.records import Delivery
+from dats_common.records import Delivery, Drafted
 from dats_common.settings import Settings
 from dats_common.telemetry.logs import log
 
@@ -119,8 +119,14 @@ async def open_owners(settings: Settings, *, acting: Acting = "writer") -> Async
 
 
 @asynccontextmanager
-async def open_generator(settings: Settings) -> AsyncIterator[Generator]:
-    """What writes answers. A model server that is away stops no start: answers say so, and search needs none."""
+async def open_generator(
+    settings: Settings, *, spent: Callable[[Drafted], None] = lambda _: None
+) -> AsyncIterator[Generator]:
+    """What writes answers. A model server that is away stops no start: answers say so, and search needs none.
+
+    Args:
+        spent: told of the tokens of each call of a model.
+    """
     from dats_common.adapters.extractive import ExtractiveGenerator
     from dats_common.adapters.ollama.generator import Timeouts, open_ollama
 
@@ -137,6 +143,7 @@ async def open_generator(settings: Settings) -> AsyncIterator[Generator]:
         concurrent=answers.concurrent,
         queue=answers.waiting,
         keep_alive_s=answers.keep_alive_s,
+        spent=spent,
     ) as generator:
         yield generator
 

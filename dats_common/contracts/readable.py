@@ -99,6 +99,20 @@ def names_in(body: bytes, *, event_type: str, message_id: str | None) -> Names:
     return Names(ids[0] if len(ids) == 1 else None, tenant_id, event_id)
 
 
+def sent_at(body: bytes, *, timestamp_us: int | None) -> int | None:
+    """When a message was sent (ORD), for whoever asks how long it has waited; None: it cannot be read.
+
+    The AMQP timestamp comes first: it is of this very sending, and the message's own time may be of an earlier one.
+    """
+    if timestamp_us is not None:
+        return timestamp_us
+    try:
+        message, _ = _object(body)
+        return _claimed(_sound(Envelope, {"time": message.get("time"), "data": {}})[0], None).claimed
+    except InvalidInput:
+        return None
+
+
 def summary(flaws: Sequence[str]) -> str:
     """The first few flaws, as one text for `x-reason`."""
     more = [f"and {len(flaws) - _SHOWN_FLAWS} more"] if len(flaws) > _SHOWN_FLAWS else []

@@ -10,7 +10,7 @@ from typing import Literal
 from dats_common.errors import Unavailable
 from dats_common.ports import Reranker
 from dats_common.telemetry.logs import log
-from dats_common.telemetry.metrics import Metrics
+from dats_common.telemetry.replica_metrics import QueryMetrics
 
 Outcome = Literal["done", "late", "failed"]
 
@@ -18,7 +18,7 @@ Outcome = Literal["done", "late", "failed"]
 class MeasuredReranker:
     """`ports.Reranker` around another one; says once that it is late or failing, and once that it is well again."""
 
-    def __init__(self, reranker: Reranker, metrics: Metrics) -> None:
+    def __init__(self, reranker: Reranker, metrics: QueryMetrics) -> None:
         self.model = reranker.model
         self._reranker = reranker
         self._metrics = metrics

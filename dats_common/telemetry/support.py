@@ -8,13 +8,13 @@ from dats_common.domain.grounding import Pair
 from dats_common.ports import SupportScorer
 from dats_common.records import Scored
 from dats_common.telemetry.logs import log
-from dats_common.telemetry.metrics import Metrics
+from dats_common.telemetry.replica_metrics import QueryMetrics
 
 
 class MeasuredScorer:
     """`ports.SupportScorer` around another one."""
 
-    def __init__(self, scorer: SupportScorer, metrics: Metrics) -> None:
+    def __init__(self, scorer: SupportScorer, metrics: QueryMetrics) -> None:
         self.name = scorer.name
         self._scorer = scorer
         self._metrics = metrics

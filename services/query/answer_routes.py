@@ -14,6 +14,7 @@ from starlette.responses import StreamingResponse
 from dats_common.contracts.answers import AnswerRequest, AnswerResponse, StoredAnswer
 from dats_common.contracts.fields import Identifier, TenantId
 from dats_common.domain.access import Caller
+from dats_common.domain.citations import SOURCE_ID_PATTERN
 from dats_common.domain.prompt import Message
 from dats_common.errors import (
     ContextTruncatedError,
@@ -190,6 +191,7 @@ def observe(services: QueryServices, made: Answer | Withdrawn | DatsError) -> No
         log("query").info("answer_withdrawn", answer_id=made.answer_id, artifact_count=len(made.fallen))
         return
     services.metrics.answers.labels(action=made.action, grounded=str(made.grounded).lower()).inc()
+    services.metrics.valid_citations.inc(len(SOURCE_ID_PATTERN.findall(made.text)))
     services.metrics.refused_citations.inc(made.refused_markers)
     log("query").info(
         "answered",

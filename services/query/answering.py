@@ -45,7 +45,7 @@ from dats_common.errors import (
     ModelUnavailableError,
     Unavailable,
 )
-from dats_common.ports import Evidence, Generator, Ledger, Owners, SupportScorer, TokenCounter
+from dats_common.ports import Evidence, Generator, Guard, Owners, SupportScorer, TokenCounter
 from dats_common.records import AnswerRecord, Assignment, Drafted, Scored, SearchFilter
 from services.query.drafting import Draft
 from services.query.engine import Hit, QueryEngine, Question
@@ -112,7 +112,7 @@ class AnswerEngine:
         generator: Generator,
         fallback: Generator | None,
         counter: TokenCounter,
-        ledger: Ledger,
+        ledger: Guard,
         evidence: Evidence,
         owners: Owners,
         rules: AnswerRules,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
 
+from services.query import answer_routes, routes
 from services.query.gate import Concurrency, Gate, RateLimits
 from services.query.identity import Authenticator
 from services.query.limits import BodyLimit, HttpLimits, RequestCount
@@ -27,4 +29,9 @@ def build_app(
     app.add_middleware(Gate, authenticator=authenticator, rates=rates)
     app.add_middleware(Concurrency, most=limits.concurrent_requests)
     app.add_middleware(RequestCount, requests=services.metrics.http_requests)
+    services.metrics.declare_routes([*_paths(routes.router), *_paths(answer_routes.router), "/metrics"])
     return app
+
+
+def _paths(router: APIRouter) -> list[str]:
+    return [route.path for route in router.routes if isinstance(route, APIRoute)]

@@ -15,7 +15,7 @@ from dats_common.domain import sparse
 from dats_common.domain.context import CODE_DOMAIN, Block, Context, assemble
 from dats_common.domain.fusion import FusionRules, fuse, holds_the_terms
 from dats_common.domain.model import ChunkRef, SparseVector
-from dats_common.ports import Encoder, Index, Ledger, Leg, Reranker
+from dats_common.ports import Encoder, Guard, Index, Leg, Reranker
 from dats_common.records import Candidate, Passage, SearchFilter
 from services.query.query_vectors import QueryVectors
 from services.query.reranking import Reranking, RerankRules, RerankTurns
@@ -194,7 +194,7 @@ class QueryEngine:
         *,
         encoder: Encoder,
         index: Index,
-        ledger: Ledger,
+        ledger: Guard,
         min_similarity: float,
         least_candidates: int,
         fusion: FusionRules,
@@ -205,7 +205,7 @@ class QueryEngine:
         self._vectors = QueryVectors(encoder)
         self._index = index
         self._ledger = ledger
-        self._min_similarity = min_similarity
+        self.min_similarity = min_similarity
         self._least_candidates = least_candidates  # fewer would starve fusion
         self._fusion = fusion
         self._rerank = rerank or RerankRules()
@@ -309,9 +309,9 @@ class QueryEngine:
                     if item.ref.key in read.superseded:
                         replaced.add(item.ref)
                     continue
-                is_answered = is_answered or _is_relevant(item, passage, asked, least=self._min_similarity)
+                is_answered = is_answered or _is_relevant(item, passage, asked, least=self.min_similarity)
                 is_near = item.similarity >= asked.least_similarity and _is_relevant(
-                    item, passage, asked, least=_NEAR * self._min_similarity
+                    item, passage, asked, least=_NEAR * self.min_similarity
                 )
                 if len(hits) < wanted and is_near:
                     hits.append(_hit(item, passage, score))
@@ -346,6 +346,6 @@ class QueryEngine:
 
     def _why_nothing(self) -> str:
         return (
-            f"nothing that the caller may see has a similarity of {self._min_similarity} "
+            f"nothing that the caller may see has a similarity of {self.min_similarity} "
             "or holds half of the query's terms, within max_tokens"
         )

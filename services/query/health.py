@@ -17,7 +17,7 @@ from dats_common.contracts.api import (
     OllamaHealth,
     ProbeResponse,
 )
-from dats_common.contracts.topology import COMMANDS_QUEUE, DEAD_LETTERS_QUEUE, VALIDATED_QUEUE
+from dats_common.contracts.topology import COMMANDS_QUEUE, VALIDATED_QUEUE
 from dats_common.errors import Unavailable
 from dats_common.records import Heartbeat
 from services.query.services import QueryServices
@@ -29,7 +29,7 @@ _MODEL_TIMEOUT_S = 1.0
 """Searches need no model: a model server that hangs must not make the whole service look slow."""
 
 
-async def _look(work: Awaitable[_T], *, within_s: float = _LOOK_TIMEOUT_S) -> tuple[_T | None, str]:
+async def look(work: Awaitable[_T], *, within_s: float = _LOOK_TIMEOUT_S) -> tuple[_T | None, str]:
     """The result and an empty reason, or None and why not."""
     try:
         async with asyncio.timeout(within_s):
@@ -47,11 +47,11 @@ def _component(reason: str) -> ComponentHealth:
 async def health_of(services: QueryServices) -> HealthResponse:
     """One document for people, dashboards and spec 1, 2 and 5's fields."""
     stores, queues, (encoded, ollama, scorer, reranker) = await asyncio.gather(
+        asyncio.gather(look(services.ledger.counts()), look(services.index.count()), look(services.ledger.heartbeat())),
+        asyncio.gather(look(services.bus.depth(VALIDATED_QUEUE)), look(services.bus.depth(COMMANDS_QUEUE))),
         asyncio.gather(
-            _look(services.ledger.counts()), _look(services.index.count()), _look(services.ledger.heartbeat())
+            look(encode(services)), ollama_health(services), scorer_health(services), reranker_health(services)
         ),
-        asyncio.gather(_look(services.bus.depth(VALIDATED_QUEUE)), _look(services.bus.depth(COMMANDS_QUEUE))),
-        asyncio.gather(_look(_encode(services)), _ollama(services), _scorer(services), _reranker(services)),
     )
     (counts, no_ledger), (points, no_index), (beat, _) = stores
     (waiting, no_broker), (commands, _) = queues
@@ -93,36 +93,36 @@ async def health_of(services: QueryServices) -> HealthResponse:
     )
 
 
-async def _encode(services: QueryServices) -> None:
+async def encode(services: QueryServices) -> None:
     """A query's vector: milliseconds here, but the encoder may be another server."""
     await services.encoder.encode(["ping"], kind="query")
 
 
-async def _ollama(services: QueryServices) -> OllamaHealth | None:
+async def ollama_health(services: QueryServices) -> OllamaHealth | None:
     """None where no model server is to be used."""
     if services.model is None:
         return None
     started = perf_counter()
-    _, away = await _look(services.generator.ping(), within_s=_MODEL_TIMEOUT_S)
+    _, away = await look(services.generator.ping(), within_s=_MODEL_TIMEOUT_S)
     latency_ms = None if away else round((perf_counter() - started) * 1e3)
     return OllamaHealth(healthy=not away, model=services.model, latency_ms=latency_ms)
 
 
-async def _scorer(services: QueryServices) -> dict[str, ComponentHealth]:
+async def scorer_health(services: QueryServices) -> dict[str, ComponentHealth]:
     """What was set to look at answers' sentences; empty where nothing was."""
     scorer = services.answers.scorer
     if scorer is None:
         return {}
-    _, away = await _look(scorer.ping())
+    _, away = await look(scorer.ping())
     return {scorer.name: _component(away)}
 
 
-async def _reranker(services: QueryServices) -> ComponentHealth:
+async def reranker_health(services: QueryServices) -> ComponentHealth:
     """Off where none was set."""
     reranker = services.engine.reranker
     if reranker is None:
         return ComponentHealth(status="off")
-    _, away = await _look(reranker.ping())
+    _, away = await look(reranker.ping())
     return _component(away)
 
 
@@ -147,32 +147,9 @@ async def readiness_of(services: QueryServices) -> ProbeResponse:
     looks = {
         "ledger": services.ledger.ping(),
         "index": services.index.ping(),
-        "encoder": _encode(services),
+        "encoder": encode(services),
     }
-    reasons = [reason for _, reason in await asyncio.gather(*map(_look, looks.values()))]
+    reasons = [reason for _, reason in await asyncio.gather(*map(look, looks.values()))]
     # Anyone may probe: what is away is said in a word, why it is so only by GET /health.
     away = ", ".join(name for name, reason in zip(looks, reasons, strict=True) if reason)
     return ProbeResponse(status="unavailable" if away else "ok", detail=f"away: {away}" if away else "")
-
-
-async def refresh_gauges(services: QueryServices) -> None:
-    """Bring the gauges up to date; one that cannot be read keeps its last value."""
-    (counts, _), (points, _), (waiting, _), (dead, _) = await asyncio.gather(
-        _look(services.ledger.counts()),
-        _look(services.index.count()),
-        _look(services.bus.depth(VALIDATED_QUEUE)),
-        _look(services.bus.depth(DEAD_LETTERS_QUEUE)),
-    )
-    metrics = services.metrics
-    metrics.index_memory.set(services.index_memory())
-    if counts is not None:
-        metrics.index_size.set(counts.live_chunks)
-        metrics.outbox_unsent.set(counts.unsent_events)
-        metrics.outbox_age.set(counts.oldest_unsent_s)
-        metrics.quarantined.set(counts.quarantined)
-    if points is not None:
-        metrics.index_points.set(points)
-    if waiting is not None:
-        metrics.queue_size.set(waiting)
-    if dead is not None:
-        metrics.dead_letters.set(dead)

@@ -10,8 +10,9 @@ from dats_common.domain.keys import PlainKey, read_key
 from dats_common.errors import Unauthenticated
 from dats_common.ports import KeyStore, TokenVerifier
 from dats_common.records import StoredKey
+from dats_common.telemetry.guard import noting_failure
 from dats_common.telemetry.logs import log
-from dats_common.telemetry.metrics import Metrics
+from dats_common.telemetry.replica_metrics import QueryMetrics
 from services.query.services import Errands
 
 _SAY_AGAIN_S = 60.0
@@ -67,7 +68,7 @@ class Credentials:
         keys: KeyStore,
         tokens: TokenVerifier | None,
         errands: Errands,
-        metrics: Metrics,
+        metrics: QueryMetrics,
         clock: Callable[[], float],
     ) -> None:
         self._keys = keys
@@ -95,7 +96,8 @@ class Credentials:
             raise
 
     async def _holder_of(self, key: PlainKey) -> Caller:
-        stored = await self._keys.find(key.key_id)
+        with noting_failure(self._metrics, "credentials"):
+            stored = await self._keys.find(key.key_id)
         if not key.fits(stored.secret_hash if stored else None):
             self._refuse("wrong_secret" if stored else "unknown_key", known_key=stored.key_id if stored else None)
             raise Unauthenticated("the API key is not good")

@@ -7,7 +7,7 @@ import uuid
 from time import perf_counter
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import TypeAdapter, ValidationError
 
@@ -34,10 +34,10 @@ from dats_common.errors import Forbidden, QueueFull
 from dats_common.maintenance.recall import recalled
 from dats_common.records import ArtifactOutcome, SearchFilter, TaintReceipt
 from dats_common.telemetry.logs import log
-from dats_common.telemetry.metrics import CONTENT_TYPE
 from services.query.answer_bodies import location_of
 from services.query.engine import Hit, Question, Retrieved
-from services.query.health import health_of, readiness_of, refresh_gauges, without_details
+from services.query.gauges import refresh_gauges
+from services.query.health import health_of, readiness_of, without_details
 from services.query.requests import PROBLEMS, Asking, Services, StrictJsonRoute, WithDetails, within
 from services.query.services import QueryServices
 
@@ -77,11 +77,14 @@ async def query(request: QueryRequest, services: Services, caller: Asking) -> Qu
                     rerank=request.rerank,
                 )
             )
-    services.metrics.query_results.labels(mode=mode).observe(len(found.hits))
-    services.metrics.query_tokens.labels(project_id=services.metrics.project(request.project_id)).observe(
-        found.context.tokens
+    services.metrics.searched(
+        mode=mode,
+        project_id=request.project_id,
+        tokens=found.context.tokens,
+        top_k=request.top_k,
+        relevant_from=services.engine.min_similarity,
+        sources=[(hit.similarity, hit.passage.version) for hit in found.hits],
     )
-    services.metrics.guard_drops.inc(found.dropped)
     return QueryResponse(
         id=f"query-{uuid.uuid4()}",
         query=request.query,
@@ -242,8 +245,10 @@ async def batch_invalidate(
 
 async def _commit(services: QueryServices, taint: Taint, *, reason: str) -> int:
     """T1 here and now; publishing and sweeping follow behind the answer."""
+    started = perf_counter()
     async with within(services.limits.deadline_s):
         receipt = await services.ledger.taint(taint, skew_s=services.limits.skew_s)
+    waited_s = perf_counter() - started
     removed = sum(receipt.chunks_removed.values())
     log("query").info(
         "artifacts_tainted",
@@ -253,8 +258,7 @@ async def _commit(services: QueryServices, taint: Taint, *, reason: str) -> int:
         artifact_count=len(taint.artifact_ids),
         chunks=removed,
     )
-    services.metrics.invalidations.labels(reason=reason).inc()
-    services.metrics.chunks_removed.inc(removed)
+    services.metrics.tainted(reason=reason, chunks=removed, claimed=taint.time.claimed, waited_s=waited_s)
     services.errands.run("relay", services.relay.drain)
     services.errands.run("recall", lambda: _recall(services, receipt))
     services.errands.run("sweep", lambda: services.sweeper.sweep(receipt.fallen))
@@ -264,6 +268,7 @@ async def _commit(services: QueryServices, taint: Taint, *, reason: str) -> int:
 async def _recall(services: QueryServices, receipt: TaintReceipt) -> None:
     if receipt.fallen:
         async for part in recalled(services.evidence, receipt.fallen, cascade_id=receipt.cascade_id):
+            services.metrics.answers_recalled.inc(part)
             if part:
                 await services.relay.drain()
 
@@ -298,7 +303,8 @@ async def ready(services: Services, response: Response) -> ProbeResponse:
 
 
 @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
-async def metrics(services: Services) -> Response:
-    """The text format; also served at /metrics."""
+async def metrics(services: Services, http: Request) -> Response:
+    """The text format, or OpenMetrics for whoever accepts it; also served at /metrics."""
     await refresh_gauges(services)
-    return Response(services.metrics.exposition(), media_type=CONTENT_TYPE)
+    body, content_type = services.metrics.exposition(http.headers.get("accept", ""))
+    return Response(body, headers={"Content-Type": content_type})

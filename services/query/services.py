@@ -14,7 +14,7 @@ from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
 from dats_common.ports import Bus, Encoder, Evidence, Generator, Index, Ledger
 from dats_common.telemetry.logs import log
-from dats_common.telemetry.metrics import Metrics
+from dats_common.telemetry.replica_metrics import QueryMetrics
 from services.query.answering import AnswerEngine
 from services.query.engine import QueryEngine
 from services.query.streams import Streams
@@ -103,7 +103,7 @@ class QueryServices:
     bus: Bus
     relay: Relay
     sweeper: Sweeper
-    metrics: Metrics
+    metrics: QueryMetrics
     limits: QueryLimits
     defaults: QueryDefaults
     index_memory: Callable[[], int]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from dats_common.errors import DatsError, DeadlineExceeded, InvalidInput, Unavailable
-from dats_common.ports import Ledger
+from dats_common.ports import Guard
 from dats_common.telemetry.logs import log
 from services.query.answering import AnswerEngine
 from services.query.happenings import Answer, Ask, Found, Happening, Withdrawn, new_answer_id
@@ -57,7 +57,7 @@ class Stream:
 class Streams:
     """The answers that this replica is writing."""
 
-    def __init__(self, *, engine: AnswerEngine, ledger: Ledger, deadline_s: float, grace_s: float = GRACE_S) -> None:
+    def __init__(self, *, engine: AnswerEngine, ledger: Guard, deadline_s: float, grace_s: float = GRACE_S) -> None:
         self._engine = engine
         self._ledger = ledger
         self._deadline_s = deadline_s

@@ -16,9 +16,10 @@ from dats_common.maintenance.sweep import Sweeper
 from dats_common.ports import Generator, Reranker, SupportScorer, TokenCounter
 from dats_common.records import Assignment
 from dats_common.settings import Settings
+from dats_common.telemetry.guard import MeasuredEvidence, MeasuredGuard
 from dats_common.telemetry.logs import log
 from dats_common.telemetry.memory import resident_bytes
-from dats_common.telemetry.metrics import Metrics
+from dats_common.telemetry.replica_metrics import QueryMetrics
 from dats_common.telemetry.reranking import MeasuredReranker
 from dats_common.telemetry.support import MeasuredScorer
 from services.backends import (
@@ -52,24 +53,27 @@ async def open_query_services(settings: Settings) -> AsyncIterator[QueryServices
 
     Raises: ConfigurationError: a setting is wrong, or the collection was written by another model.
     """
-    metrics = Metrics()
+    metrics = QueryMetrics()
+    metrics.watch_disk(settings.data_dir)
     async with (
         open_ledger(settings, acting="query") as ledger,
         open_encoder(settings, for_writer=False) as encoder,
         open_index(settings) as index,
         open_bus_in_background(settings, name="query") as bus,
-        open_evidence(settings, acting="query") as evidence,
+        open_evidence(settings, acting="query") as stored_evidence,
         open_owners(settings, acting="query") as owners,
-        open_generator(settings) as generator,
+        open_generator(settings, spent=metrics.spent) as generator,
         open_scorer(settings, metrics) as scorer,
         open_reranker(settings, metrics) as reranker,
     ):
         await prepare_index(index, encoder)
         errands = Errands()
+        guard = MeasuredGuard(ledger, metrics)
+        evidence = MeasuredEvidence(stored_evidence, metrics)
         engine = QueryEngine(
             encoder=encoder,
             index=index,
-            ledger=ledger,
+            ledger=guard,
             min_similarity=settings.query.min_similarity,
             least_candidates=settings.query.candidates,
             fusion=fusion_rules(settings),
@@ -83,7 +87,7 @@ async def open_query_services(settings: Settings) -> AsyncIterator[QueryServices
             generator=generator,
             fallback=generator if settings.answers.generator == "extractive" else build_fallback(settings),
             counter=counter,
-            ledger=ledger,
+            ledger=guard,
             evidence=evidence,
             owners=owners,
             rules=rules,
@@ -92,7 +96,7 @@ async def open_query_services(settings: Settings) -> AsyncIterator[QueryServices
             judge_for=build_judge(settings, metrics, generator=generator, counter=counter),
         )
         answer_deadline_s = answer_deadline(settings)
-        streams = Streams(engine=answers, ledger=ledger, deadline_s=answer_deadline_s)
+        streams = Streams(engine=answers, ledger=guard, deadline_s=answer_deadline_s)
         window_tokens = rules.models[rules.default_model].context_window
 
         async def warm_up() -> None:
@@ -157,7 +161,7 @@ def count_as_served(generator: Generator, rules: AnswerRules, *, otherwise: Toke
 
 
 @asynccontextmanager
-async def open_scorer(settings: Settings, metrics: Metrics) -> AsyncIterator[SupportScorer | None]:
+async def open_scorer(settings: Settings, metrics: QueryMetrics) -> AsyncIterator[SupportScorer | None]:
     """The cross-encoder that is set, or None. No start waits for it: until it is there, health and metrics say so."""
     model = settings.answers.grounding.cross_encoder
     if not model:
@@ -175,7 +179,7 @@ async def open_scorer(settings: Settings, metrics: Metrics) -> AsyncIterator[Sup
 
 
 @asynccontextmanager
-async def open_reranker(settings: Settings, metrics: Metrics) -> AsyncIterator[Reranker | None]:
+async def open_reranker(settings: Settings, metrics: QueryMetrics) -> AsyncIterator[Reranker | None]:
     """The reranker that is set, or None. No start waits for it, as for the scorer."""
     chosen = settings.query.reranking
     if not chosen.enabled:
@@ -193,7 +197,7 @@ async def open_reranker(settings: Settings, metrics: Metrics) -> AsyncIterator[R
 
 
 def build_judge(
-    settings: Settings, metrics: Metrics, *, generator: Generator, counter: TokenCounter
+    settings: Settings, metrics: QueryMetrics, *, generator: Generator, counter: TokenCounter
 ) -> Callable[[Assignment], SupportScorer] | None:
     """Who judges strict answers; None: nobody is to, or no model writes them."""
     answers = settings.answers

@@ -30,8 +30,11 @@ class Observer(Protocol):
     def embedded(self, handled: Handled, *, seconds: float) -> None:
         """A validated event or command ended."""
 
-    def tainted(self, *, chunks: int) -> None:
-        """A taint or a part of one was committed; so many chunks were visible before."""
+    def tainted(self, receipt: TaintReceipt, *, waited_s: float) -> None:
+        """A taint or a part of one was committed, so long after it was handed to this process."""
+
+    def recalled(self, answers: int) -> None:
+        """So many answers were recalled after a taint."""
 
     def settled(self, queue: str, settlement: str, *, reason: str, names: Names) -> None:
         """A delivery was retried, given back or dead-lettered."""
@@ -252,7 +255,8 @@ class Consumer:
         try:
             async for receipt in self._handlers.handle_artifact_tainted(delivery):
                 receipts.append(receipt)
-                self._observer.tainted(chunks=sum(receipt.chunks_removed.values()))
+                waited_s = asyncio.get_running_loop().time() - delivery.received_s
+                self._observer.tainted(receipt, waited_s=waited_s)
                 await self._relay_quietly()
                 self._progress.moved()
         except Exception as error:
@@ -266,6 +270,7 @@ class Consumer:
                 if receipt.fallen:
                     async for part in recalled(self._evidence, receipt.fallen, cascade_id=receipt.cascade_id):
                         self._progress.moved()
+                        self._observer.recalled(part)
                         if part:
                             await self._relay_quietly()
                 await self._sweeper.sweep(receipt.fallen)

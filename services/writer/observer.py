@@ -6,8 +6,9 @@ import time
 
 from dats_common.contracts.readable import Names
 from dats_common.domain.taint import FlipVerdict, Verdict
+from dats_common.records import TaintReceipt
 from dats_common.telemetry.logs import log
-from dats_common.telemetry.metrics import Metrics
+from dats_common.telemetry.writer_metrics import FAILED, WriterMetrics
 from services.writer.handlers import Handled
 
 _SHOWN = frozenset({FlipVerdict.LIVE, Verdict.UNCHANGED})
@@ -16,13 +17,13 @@ _SHOWN = frozenset({FlipVerdict.LIVE, Verdict.UNCHANGED})
 class MetricsObserver:
     """`consumer.Observer` on Prometheus and the log."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: WriterMetrics) -> None:
         self._metrics = metrics
 
     def embedded(self, handled: Handled, *, seconds: float) -> None:
         """Count and time; from the producer's time to visibility only where the producer gave one."""
         outcome = handled.outcome
-        verdict = outcome.verdict.value if outcome and outcome.verdict and not handled.error else "failed"
+        verdict = outcome.verdict.value if outcome and outcome.verdict and not handled.error else FAILED
         self._metrics.events_handled.labels(verdict=verdict).inc()
         self._metrics.embedding_latency.observe(seconds)
         if outcome is None:
@@ -33,10 +34,14 @@ class MetricsObserver:
         if outcome.verdict in _SHOWN and claimed is not None:
             self._metrics.event_to_searchable.observe(max(0.0, time.time() - claimed / 1e6))
 
-    def tainted(self, *, chunks: int) -> None:
-        """Count a committed taint, or part of one."""
-        self._metrics.invalidations.labels(reason="taint").inc()
-        self._metrics.chunks_removed.inc(chunks)
+    def tainted(self, receipt: TaintReceipt, *, waited_s: float) -> None:
+        """Count and time a committed taint, or part of one."""
+        chunks = sum(receipt.chunks_removed.values())
+        self._metrics.tainted(reason="taint", chunks=chunks, claimed=receipt.claimed, waited_s=waited_s)
+
+    def recalled(self, answers: int) -> None:
+        """Count them."""
+        self._metrics.answers_recalled.inc(answers)
 
     def settled(self, queue: str, settlement: str, *, reason: str, names: Names) -> None:
         """Count and log what was not acknowledged."""

@@ -18,7 +18,8 @@ from dats_common.maintenance.sweep import Sweeper
 from dats_common.ports import Bus, Encoder, Evidence, Index, Indexer, Ledger
 from dats_common.records import IndexJob, Point
 from dats_common.settings import Settings
-from dats_common.telemetry.metrics import Metrics
+from dats_common.telemetry.in_hand import MeasuredBus
+from dats_common.telemetry.writer_metrics import WriterMetrics
 from services.backends import open_bus, open_encoder, open_evidence, open_index, open_ledger, prepare_index
 from services.writer.consumer import Consumer, Limits
 from services.writer.handlers import EventHandlers
@@ -170,9 +171,11 @@ def build_writer(
     settings: Settings, ports: WriterPorts, *, indexer: Indexer, progress: Progress, writer_id: str
 ) -> Writer:
     """Pure assembly: the parts of a writer, wired."""
-    ledger, index, bus = ports.ledger, ports.index, ports.bus
-    metrics = Metrics()
+    metrics = WriterMetrics()
+    metrics.watch_disk(settings.data_dir)
+    ledger, index, bus = ports.ledger, ports.index, MeasuredBus(ports.bus, metrics)
     leadership = Leadership(ledger, writer_id)
+    metrics.writer_active.set_function(lambda: leadership.is_active)
     sweeper = Sweeper(ledger=ledger, index=index)
     relay = Relay(ledger=ledger, bus=bus)
     pipeline = EmbeddingPipeline(ledger=ledger, indexer=indexer, leadership=leadership, sweeper=sweeper)

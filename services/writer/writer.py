@@ -14,7 +14,7 @@ from dats_common.maintenance.sweep import Sweeper
 from dats_common.ports import Bus, Encoder, Evidence, Index, Ledger
 from dats_common.records import Heartbeat
 from dats_common.telemetry.logs import log
-from dats_common.telemetry.metrics import Metrics
+from dats_common.telemetry.writer_metrics import WriterMetrics
 from services.writer.consumer import Consumer
 from services.writer.leadership import Leadership
 from services.writer.progress import Progress
@@ -38,7 +38,7 @@ class Writer:
     index: Index
     bus: Bus
     encoder: Encoder
-    metrics: Metrics
+    metrics: WriterMetrics
     progress: Progress
     sweep_interval_s: float
     answers_kept_s: float
@@ -94,7 +94,6 @@ class Writer:
     async def _beat_once(self, state: Literal["active", "standby", "draining"], *, epoch: int | None = None) -> None:
         pending = await self._waiting()
         self.metrics.queue_size.set(pending)
-        self.metrics.writer_active.set(self.leadership.is_active)
         await self.ledger.beat(
             Heartbeat(
                 writer_id=self.writer_id,
@@ -139,6 +138,7 @@ class Writer:
                 log("writer").info("answers_recalled", count=answers)
             if forgotten:
                 log("writer").info("old_answers_dropped", count=forgotten)
+            self.metrics.answers_recalled.inc(answers)
             self.metrics.swept.inc(removed)
             if removed:
                 log("writer").info("dead_generations_swept", removed=removed)

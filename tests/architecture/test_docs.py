@@ -31,10 +31,9 @@ from dats_common.contracts import topology
 from dats_common.contracts.api import HealthResponse
 from dats_common.contracts.routing import QUEUE_NAMES, RETRY_RUNGS_S, retry_queue
 from dats_common.settings.catalog import CONFIG_VARIABLE, catalog
-from dats_common.telemetry.metrics import Metrics
+from dats_common.telemetry.page import documented
 from services.cli.commands import app
 from services.query import answer_routes, routes
-from services.verify.metrics import VerifyMetrics
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -401,8 +400,9 @@ def wrong_settings(one: Page) -> set[str]:
 
 def wrong_rag_names(one: Page) -> set[str]:
     """Metrics, tables and fields of health."""
-    families = [*Metrics().registry.collect(), *VerifyMetrics(["replica"]).registry.collect()]
-    metrics = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
+    families = [family for family, _ in documented()]
+    ends = {"histogram": ("", "_bucket", "_sum", "_count")}
+    metrics = {f"{family.name}{end}" for family in families for end in ends.get(family.kind, ("",))}
     known = metrics | set(tables.metadata.tables) | set(HealthResponse.model_fields)
     return {name for name in re.findall(r"\brag_[a-z_]+\b", "\n".join([one.prose, *one.code])) if name not in known}
 

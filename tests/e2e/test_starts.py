@@ -64,6 +64,12 @@ def test_a_port_in_use_is_refused_at_once(tmp_path: Path) -> None:
         assert_refused(ended, f"127.0.0.1:{port}", "PORT")
 
 
+def test_values_that_would_be_shared_through_files_are_refused(tmp_path: Path) -> None:
+    shared = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    ended = start("services.query", DATS_DATA_DIR=str(tmp_path / "data"), PORT=PORT, **shared)
+    assert_refused(ended, "PROMETHEUS_MULTIPROC_DIR is set", "scrape each process at its own port")
+
+
 def test_an_open_service_that_others_could_reach_is_refused_with_what_to_do(tmp_path: Path) -> None:
     file = tmp_path / "rag-service.yaml"
     file.write_text("server:\n  host: 0.0.0.0\n")

@@ -31,9 +31,12 @@ from dats_common.errors import BrokerUnavailable, EncoderUnavailable, IndexUnava
 from dats_common.fingerprint import fingerprint
 from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
-from dats_common.ports import Evidence, Generator, Ledger, Owners, Reranker
+from dats_common.ports import Evidence, Generator, Guard, Ledger, Owners, Reranker
 from dats_common.records import Assignment, Candidate, Drafted, Point
-from dats_common.telemetry.metrics import Metrics
+from dats_common.telemetry.guard import MeasuredEvidence, MeasuredGuard
+from dats_common.telemetry.in_hand import MeasuredBus
+from dats_common.telemetry.replica_metrics import QueryMetrics
+from dats_common.telemetry.writer_metrics import WriterMetrics
 from services.query.answer_bodies import body_of
 from services.query.answering import LOOK_EVERY_S, AnswerEngine, AnswerRules
 from services.query.app import build_app
@@ -296,6 +299,7 @@ class Rig:
     model: Model = field(default_factory=Model)
     reranker: Reranker | None = None
     rerank: RerankRules = field(default_factory=RerankRules)
+    writer_metrics: WriterMetrics = field(default_factory=WriterMetrics)
 
     def consumer(
         self,
@@ -310,7 +314,7 @@ class Rig:
         indexer = MemoryIndexer(encoder=self.encoder, index=self.index, ledger=self.ledger)
         pipeline = EmbeddingPipeline(ledger=self.ledger, indexer=indexer, leadership=leadership, sweeper=sweeper)
         return Consumer(
-            bus=self.bus,
+            bus=MeasuredBus(self.bus, self.writer_metrics),
             ledger=self.ledger,
             handlers=EventHandlers(ledger=self.ledger, pipeline=pipeline, skew_s=60.0),
             leadership=leadership,
@@ -318,7 +322,7 @@ class Rig:
             sweeper=sweeper,
             evidence=self.evidence,
             progress=progress or Progress(),
-            observer=MetricsObserver(Metrics()),
+            observer=MetricsObserver(self.writer_metrics),
             healthy=self._healthy,
             limits=Limits(batch_size=batch_size, linger_s=0.02, prefetch=40, retry_attempts=retry_attempts),
         )
@@ -394,7 +398,7 @@ class Rig:
 
     # -- replica
 
-    def engine(self, *, ledger: Ledger, index: Index) -> QueryEngine:
+    def engine(self, *, ledger: Guard, index: Index) -> QueryEngine:
         return QueryEngine(
             encoder=self.encoder,
             index=index,
@@ -410,7 +414,8 @@ class Rig:
         self,
         engine: QueryEngine,
         *,
-        ledger: Ledger,
+        ledger: Guard,
+        evidence: Evidence | None = None,
         generator: Generator | None = None,
         fallback: Generator | None = None,
         rules: AnswerRules = ANSWER_RULES,
@@ -422,7 +427,7 @@ class Rig:
             fallback=fallback,
             counter=Words(),
             ledger=ledger,
-            evidence=self.evidence,
+            evidence=evidence or self.evidence,
             owners=self.owners,
             rules=rules,
             body_of=body_of,
@@ -454,23 +459,28 @@ class Rig:
             **changes,
         }
         errands = Errands()
-        engine = self.engine(ledger=ledger, index=index)
-        answers = self.answers(engine, ledger=ledger, generator=generator, fallback=fallback, rules=rules)
-        streams = Streams(engine=answers, ledger=ledger, deadline_s=limits["answer_deadline_s"])
+        metrics = QueryMetrics()
+        guard = MeasuredGuard(ledger, metrics)
+        evidence = MeasuredEvidence(self.evidence, metrics)
+        engine = self.engine(ledger=guard, index=index)
+        answers = self.answers(
+            engine, ledger=guard, evidence=evidence, generator=generator, fallback=fallback, rules=rules
+        )
+        streams = Streams(engine=answers, ledger=guard, deadline_s=limits["answer_deadline_s"])
         services = QueryServices(
             engine=engine,
             answers=answers,
             streams=streams,
             generator=generator,
             model=rules.default_model,
-            evidence=self.evidence,
+            evidence=evidence,
             encoder=self.encoder,
             index=index,
             ledger=ledger,
             bus=bus,
             relay=Relay(ledger=ledger, bus=bus),
             sweeper=Sweeper(ledger=ledger, index=index),
-            metrics=Metrics(),
+            metrics=metrics,
             limits=QueryLimits(**limits),
             defaults=QueryDefaults(search_mode=SearchMode.HYBRID, max_tokens=2000, top_k=10, answer_chunks=5),
             index_memory=lambda: 1,

@@ -24,11 +24,11 @@ from dats_common.domain.grounding import Pair
 from dats_common.domain.model import EventTime, Taint
 from dats_common.domain.prompt import INSUFFICIENT, Message
 from dats_common.errors import LLMConnectionError
-from dats_common.ports import Generator, Ledger, SupportScorer
+from dats_common.ports import Evidence, Generator, Guard, SupportScorer
 from dats_common.records import Assignment, Scored
 from dats_common.settings import Settings
 from dats_common.settings.sections import Answers, Grounding
-from dats_common.telemetry.metrics import Metrics
+from dats_common.telemetry.replica_metrics import QueryMetrics
 from services.query.answer_bodies import body_of
 from services.query.answering import AnswerEngine, AnswerRules
 from services.query.engine import QueryEngine
@@ -46,13 +46,14 @@ class Court(Rig):
     scorer: SupportScorer | None = None
     judging: bool = True
     judging_timeout_s: float = 5.0
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: QueryMetrics = field(default_factory=QueryMetrics)
 
     def answers(
         self,
         engine: QueryEngine,
         *,
-        ledger: Ledger,
+        ledger: Guard,
+        evidence: Evidence | None = None,
         generator: Generator | None = None,
         fallback: Generator | None = None,
         rules: AnswerRules = ANSWER_RULES,
@@ -67,7 +68,7 @@ class Court(Rig):
             fallback=fallback,
             counter=Words(),
             ledger=ledger,
-            evidence=self.evidence,
+            evidence=evidence or self.evidence,
             owners=self.owners,
             rules=rules,
             body_of=body_of,
@@ -409,7 +410,7 @@ async def test_the_setting_names_a_cross_encoder_and_a_wrong_one_does_not_stop_t
     def set_to(model: str) -> Settings:
         return Settings(answers=Answers(grounding=Grounding(cross_encoder=model)))
 
-    metrics = Metrics()
+    metrics = QueryMetrics()
     pair = Pair("Owls hoot.", ("Owls hoot at night.",))
     async with open_scorer(Settings(), metrics) as nothing:
         assert nothing is None

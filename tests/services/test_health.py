@@ -21,7 +21,7 @@ from dats_common.errors import EncoderUnavailable
 from dats_common.fingerprint import fingerprint
 from dats_common.maintenance.sweep import Sweeper
 from dats_common.records import Heartbeat
-from dats_common.telemetry.metrics import Metrics
+from dats_common.telemetry.writer_metrics import WriterMetrics
 from services.query import health as health_module
 from services.query.services import QueryServices
 from services.writer.leadership import Leadership
@@ -83,7 +83,7 @@ def writer_of(rig: Rig, leadership: Leadership) -> Writer:
         index=rig.index,
         bus=rig.bus,
         encoder=rig.encoder,
-        metrics=Metrics(),
+        metrics=WriterMetrics(),
         progress=Progress(),
         sweep_interval_s=60.0,
         answers_kept_s=86_400.0,
@@ -147,7 +147,7 @@ async def test_a_model_server_that_hangs_takes_a_second_of_healths_time_and_sear
     await rig.index.prepare(await fingerprint(rig.encoder))
     async with rig.replica(generator=Hangs()) as client:
         # Every other look may take an hour: only a bound of its own ends this one.
-        with mock.patch.dict(health_module._look.__kwdefaults__, within_s=3600.0):
+        with mock.patch.dict(health_module.look.__kwdefaults__, within_s=3600.0):
             health = (await asyncio.wait_for(client.get("/api/v1/health"), 60)).json()
     assert health["ollama"] == {"healthy": False, "model": "llama3.2", "latency_ms": None}
     assert health["rag_ok"]

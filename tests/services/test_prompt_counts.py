@@ -83,7 +83,6 @@ class CountingRig(Rig):
         return AnswerEngine(
             retrieval=engine,
             counter=self.counter,
-            evidence=self.evidence,
             owners=self.owners,
             rules=rules,
             body_of=body_of,

@@ -21,7 +21,7 @@ from dats_common.records import Passage
 from dats_common.settings import Settings
 from dats_common.settings.sections import Query
 from dats_common.settings.sections import Reranking as Chosen
-from dats_common.telemetry.metrics import Metrics
+from dats_common.telemetry.replica_metrics import QueryMetrics
 from dats_common.telemetry.reranking import MeasuredReranker
 from services.query.engine import Hit
 from services.query.reranking import NO_RERANKER, Reranking, RerankRules, RerankTurns
@@ -283,7 +283,7 @@ async def test_health_says_that_there_is_none(shelf: Rig) -> None:
 
 
 async def test_dashboards_see_each_outcome_and_the_log_each_change_once(shelf: Rig) -> None:
-    metrics = Metrics()
+    metrics = QueryMetrics()
     inner = Ranks(position)
 
     def count(outcome: str) -> float | None:
@@ -363,7 +363,7 @@ async def test_the_settings_name_the_reranker_and_a_wrong_one_does_not_stop_the_
         return Settings(query=Query(reranking=Chosen(enabled=True, model=str(model), max_pairs=7, deadline_ms=250)))
 
     assert rerank_rules(set_to(tmp_path)) == RerankRules(7, 0.7, 0.25, {"docs": True})
-    metrics = Metrics()
+    metrics = QueryMetrics()
     async with open_reranker(Settings(), metrics) as nothing:
         assert nothing is None
     folder = tmp_path / "model"

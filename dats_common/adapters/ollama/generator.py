@@ -81,8 +81,10 @@ class OllamaGenerator:
         slots: Slots,
         keep_alive_s: int,
         clock: Callable[[], float],
+        spent: Callable[[Drafted], None],
     ) -> None:
         self._client = client
+        self._spent = spent
         self._timeouts = timeouts
         self._slots = slots
         self._keep_alive_s = keep_alive_s
@@ -209,6 +211,7 @@ class OllamaGenerator:
                     break
         if ended is None:
             raise LLMConnectionError("the model server ended before the answer did")
+        self._spent(ended)
         yield ended
 
     async def _lines(self, request: dict[str, Any], *, within_s: float) -> AsyncGenerator[bytes]:
@@ -277,6 +280,7 @@ async def open_ollama(
     queue: int,
     keep_alive_s: int,
     clock: Callable[[], float] = time.monotonic,
+    spent: Callable[[Drafted], None] = lambda _: None,
 ) -> AsyncIterator[OllamaGenerator]:
     """A generator on the Ollama at `base_url`; opening it asks nothing yet.
 
@@ -285,6 +289,7 @@ async def open_ollama(
         queue: drafts that wait for one of those to end; further ones are refused at once, ratings and verdicts never.
         keep_alive_s: how long Ollama keeps a model in memory after a chat.
         clock: seconds, monotonic: for how long a model is known to be there.
+        spent: told of each chat's tokens, also of ratings and verdicts, which no answer names.
 
     Raises: ConfigurationError: not the address of an HTTP server.
     """
@@ -295,6 +300,7 @@ async def open_ollama(
             slots=Slots(concurrent=concurrent, queue=queue),
             keep_alive_s=keep_alive_s,
             clock=clock,
+            spent=spent,
         )
         try:
             yield generator

@@ -56,7 +56,7 @@ async def commit_taint(database: Database, taint: Taint, *, skew_s: float) -> Ta
         event_id = f"invalidated:{taint.identity or database.new_id()}"
         if taint.whole is not None and await _is_queued(connection, event_id):
             # A copy of a large taint goes on where the last one stopped: from the start it might never come to the end.
-            return TaintReceipt(through=stone.through, chunks_removed={})
+            return TaintReceipt(through=stone.through, chunks_removed={}, claimed=taint.time.claimed)
         if taint.tenant_id is None:
             for part in slices(ids):
                 await _raise_wildcards(connection, part, stone)
@@ -73,7 +73,11 @@ async def commit_taint(database: Database, taint: Taint, *, skew_s: float) -> Ta
         await enqueue(connection, [invalidated], now=now)
         await record(connection, taint_entry(taint, at=now, chunks_removed=sum(removed.values())))
     return TaintReceipt(
-        through=stone.through, chunks_removed=dict(removed), fallen=tuple(fallen), cascade_id=taint.cascade_id
+        through=stone.through,
+        chunks_removed=dict(removed),
+        fallen=tuple(fallen),
+        cascade_id=taint.cascade_id,
+        claimed=taint.time.claimed,
     )
 
 

@@ -28,7 +28,7 @@ from dats_common.errors import IndexUnavailable, LedgerUnavailable
 from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
 from dats_common.ports import Ledger, Subscription
-from dats_common.records import AnswerRecord, Delivery, KeptAnswer, Point, SearchFilter
+from dats_common.records import AnswerRecord, Delivery, KeptAnswer, Point, SearchFilter, TaintReceipt
 from services.query.engine import QueryEngine, Question
 from services.writer.consumer import Consumer, Limits
 from services.writer.handlers import EventHandlers, Handled
@@ -215,7 +215,10 @@ class Hurry:
     def embedded(self, handled: Handled, *, seconds: float) -> None:
         """Nothing to do."""
 
-    def tainted(self, *, chunks: int) -> None:
+    def tainted(self, receipt: TaintReceipt, *, waited_s: float) -> None:
+        """Nothing to do."""
+
+    def recalled(self, answers: int) -> None:
         """Nothing to do."""
 
     def settled(self, queue: str, settlement: str, *, reason: str, names: Names) -> None:
