@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from dats_common.adapters.sql.connecting import WRITES, build_postgres_engine, open_file, parse_url
 from dats_common.adapters.sql.row_security import AS_WRITER, Access, act_for, require_bound, require_membership
-from dats_common.adapters.sql.schema import newest_version, upgrade, version_of
+from dats_common.adapters.sql.schema import is_known, may_run_on, newest_version, upgrade, version_of
 from dats_common.domain.model import ArtifactKey
 from dats_common.errors import ConfigurationError, LedgerUnavailable
 
@@ -160,7 +160,8 @@ async def open_database(
 
 
 async def migrate(url: str, *, timeout_s: float = 10.0) -> str:
-    """Bring the schema at `url` up to date, and on PostgreSQL the roles. Returns the version.
+    """Bring the schema at `url` up to date, and on PostgreSQL the roles. Returns the version that it has then, which is
+    newer than this release's where a newer one was there before.
 
     Raises:
         ConfigurationError: the login may not do it, or the server would lose commits.
@@ -168,11 +169,16 @@ async def migrate(url: str, *, timeout_s: float = 10.0) -> str:
     """
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
-        async with open_database(url, timeout_s=timeout_s):
-            return newest_version()
+        async with open_database(url, timeout_s=timeout_s) as database:
+            return await _version(database)
     async with _as_login(parsed, timeout_s=timeout_s) as database:
         await _prepare(database)
-    return newest_version()
+        return await _version(database)
+
+
+async def _version(database: Database) -> str:
+    async with database.reading() as connection:
+        return str(await version_of(connection))
 
 
 async def _prepare(database: Database) -> None:
@@ -181,6 +187,13 @@ async def _prepare(database: Database) -> None:
         found, needed = await version_of(connection), newest_version()
     if found == needed:
         return  # a login that may read the version need not be one that may change the schema
+    if found is not None and not is_known(found):
+        if may_run_on(found, own=needed):
+            return
+        raise ConfigurationError(
+            f"the schema is at version {found}, which is newer than this release and no longer for it (it knows "
+            f"{needed}). Start a newer release; the schema is not taken back"
+        )
     try:
         async with database.writing() as connection:
             await upgrade(connection)
