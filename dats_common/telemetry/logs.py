@@ -9,13 +9,15 @@ from typing import Any
 
 import structlog
 
+from dats_common.trace_context import current_trace
+
 ALLOWED_KEYS = frozenset(
     {
         "event", "level", "timestamp", "service", "component", "error", "error_type", "detail", "reason", "url", "host",
         "port", "pid", "path", "queue", "verdict", "attempt", "attempts", "artifact_count", "chunks", "generation",
         "epoch", "writer_id", "event_id", "request_id", "route", "status", "mode", "seconds", "waited_s", "count",
         "model", "backend", "collection", "signal", "how", "removed", "role", "exit_code", "version", "actor", "key_id",
-        "tenant_id", "cascade_id", "answer_id", "action", "confidence", "citations", "refused",
+        "tenant_id", "cascade_id", "answer_id", "action", "confidence", "citations", "refused", "trace_id", "span_id",
     }
 )  # fmt: skip
 
@@ -24,11 +26,19 @@ def _only_allowed(_logger: object, _method: str, fields: MutableMapping[str, Any
     return {key: value for key, value in fields.items() if key in ALLOWED_KEYS}
 
 
+def _in_its_trace(_logger: object, _method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    if (current := current_trace()) is not None:
+        fields["trace_id"], fields["span_id"] = current.trace_id, current.span_id
+    return fields
+
+
 def configure_logs(*, service: str, level: str = "INFO") -> None:
     """Once per process, from its entry point: JSON lines on stderr, or a readable form on a terminal."""
     terminal = sys.stderr.isatty()
     structlog.configure(
         processors=[
+            structlog.contextvars.merge_contextvars,
+            _in_its_trace,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             _only_allowed,

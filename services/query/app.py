@@ -13,7 +13,7 @@ from dats_common.contracts.api import Problem
 from services.query import answer_routes, routes
 from services.query.gate import OPEN_PATHS, Concurrency, Gate, RateLimits
 from services.query.identity import Authenticator
-from services.query.limits import BodyLimit, HttpLimits, RequestCount
+from services.query.limits import BodyLimit, HttpLimits, RequestCount, RequestId
 from services.query.problems import install_problems
 from services.query.services import QueryServices
 
@@ -28,8 +28,8 @@ def build_app(
 ) -> FastAPI:
     """The app over services that somebody else opens and closes.
 
-    Around the routes, from the outside in: count, bound the number in hand, ask who is calling, read the body. A
-    stranger's body is never read.
+    Around the routes, from the outside in: count, bound the number in hand, ask who is calling, trace, read the body. A
+    stranger's body is never read, and what a stranger sends is in no trace.
     """
     app = FastAPI(
         title="DATS RAG",
@@ -43,10 +43,13 @@ def build_app(
     app.add_api_route("/metrics", routes.metrics, methods=["GET"], include_in_schema=False)
     install_problems(app)
     app.add_middleware(BodyLimit, limit_bytes=limits.body_bytes, timeout_s=limits.body_timeout_s)
+    if services.trace_requests is not None:
+        app.add_middleware(services.trace_requests)
     app.add_middleware(Gate, authenticator=authenticator, rates=rates)
     app.add_middleware(Concurrency, most=limits.concurrent_requests)
     app.add_middleware(RequestCount, requests=services.metrics.http_requests)
     services.metrics.declare_routes([*_paths(routes.router), *_paths(answer_routes.router), "/metrics"])
+    app.add_middleware(RequestId)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 

@@ -173,7 +173,9 @@ async def test_neither_a_redirect_nor_a_proxy_of_the_environment_sees_a_prompt(
         assert elsewhere.connections == 0
 
 
-@pytest.mark.parametrize("url", ["localhost:11434", "", "http://", "ftp://host", "http://host:port", "http://ollama..example"])
+@pytest.mark.parametrize(
+    "url", ["localhost:11434", "", "http://", "ftp://host", "http://host:port", "http://ollama..example"]
+)
 async def test_what_is_no_address_of_a_server_stops_the_start(url: str) -> None:
     with pytest.raises(ConfigurationError, match="OLLAMA_BASE_URL"):
         async with open_ollama(url, timeouts=PATIENT, concurrent=1, queue=0, keep_alive_s=0):
