@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 
 from opentelemetry.context import Context
@@ -119,8 +119,7 @@ async def _flushed(provider: TracerProvider) -> None:
 
     def flush() -> None:
         provider.shutdown()
-        # The loop is gone where the collector took longer than we waited.
-        if not loop.is_closed():
+        with suppress(RuntimeError):  # the loop is gone: the collector took longer than we waited
             loop.call_soon_threadsafe(done.set)
 
     # A daemon, not the loop's executor: the end of the process waits for the threads of that.
