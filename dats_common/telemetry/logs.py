@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Mapping, MutableMapping
+from datetime import UTC, datetime
 from typing import Any
 
 import structlog
@@ -32,6 +34,20 @@ def _in_its_trace(_logger: object, _method: str, fields: MutableMapping[str, Any
     return fields
 
 
+class _AsEvent(logging.Formatter):
+    """A library's line as an event, so that every line of a process is JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "event": "library_warned",
+            "level": record.levelname.lower(),
+            "component": record.name,
+            "detail": super().format(record),
+            "timestamp": datetime.fromtimestamp(record.created, tz=UTC).isoformat().replace("+00:00", "Z"),
+        }
+        return json.dumps(_in_its_trace(None, "", fields), sort_keys=True)
+
+
 def configure_logs(*, service: str, level: str = "INFO") -> None:
     """Once per process, from its entry point: JSON lines on stderr, or a readable form on a terminal."""
     terminal = sys.stderr.isatty()
@@ -51,6 +67,9 @@ def configure_logs(*, service: str, level: str = "INFO") -> None:
     structlog.contextvars.clear_contextvars()
     # Libraries speak only when something is wrong; their debug output may hold content.
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    if not terminal:
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(_AsEvent())
     for chatty in ("aio_pika", "aiormq", "httpx", "qdrant_client"):
         logging.getLogger(chatty).setLevel(logging.ERROR)
     log(service).info("process_started")

@@ -36,6 +36,8 @@ def build_app(
         version=version("dats-rag"),
         description="Context retrieval and embedding management. Errors are RFC 9457 problem documents.",
         redirect_slashes=False,
+        # The framework's own spans would carry paths and messages of errors to whatever a host program has set up.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.state.services = services
     app.include_router(routes.router)

@@ -12,12 +12,17 @@ from typing import Any
 
 import httpx
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind
 from otlp_receiver import Receiver, open_receiver, tree
 from rig import Rig
 from servers import free_port
 from structlog.testing import capture_logs
 
 from dats_common.adapters.memory_reranker import MemoryReranker
+from dats_common.clients.rag import RAGClient
 from dats_common.domain.access import Caller
 from dats_common.errors import Unauthenticated
 from dats_common.settings import Settings, load_settings
@@ -158,8 +163,6 @@ async def test_the_sampler_is_opentelemetrys_to_choose(
     parent: TraceContext | None,
     recorded: bool,
 ) -> None:
-    from opentelemetry.trace import SpanKind
-
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     async with tracing_to(collector.url) as tracing:
@@ -190,8 +193,6 @@ async def test_an_error_is_told_by_its_class_and_a_cancelled_step_is_none(collec
 
 
 async def test_an_iterated_step_is_current_only_while_an_item_is_made(collector: Receiver) -> None:
-    from opentelemetry.trace import SpanKind
-
     seen: list[TraceContext | None] = []
 
     async def items() -> AsyncIterator[int]:
@@ -265,3 +266,42 @@ async def test_a_stranger_puts_no_span_into_anybodys_trace(collector: Receiver, 
         headers = {"traceparent": ABOVE.traceparent}
         assert (await client.post("/api/v1/query", json={"query": "q"}, headers=headers)).status_code == 401
     assert collector.spans == []
+
+
+async def test_the_frameworks_own_spans_are_off(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a host program has set up OpenTelemetry they would hold paths, and the messages of errors."""
+    provider, told = TracerProvider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(told))
+    monkeypatch.setattr("opentelemetry.trace._TRACER_PROVIDER", provider)
+    async with rig.replica() as client:
+        assert (await client.get("/api/v1/answers/a-1")).status_code == 404
+    assert told.get_finished_spans() == ()
+
+
+# ------------------------------------------------------------------------------------------------------------- clients
+
+
+async def test_a_client_in_a_traced_program_sends_its_trace() -> None:
+    sent: list[httpx.Headers] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        sent.append(request.headers)
+        return httpx.Response(200, json={"artifact_id": "a", "removed_chunks": 0})
+
+    tracer = TracerProvider().get_tracer("worker")
+    async with RAGClient("http://replica/api/v1", transport=httpx.MockTransport(answer)) as client:
+        with tracer.start_as_current_span("task") as span:
+            await client.invalidate("a")
+        await client.invalidate("a")
+    here = span.get_span_context()
+    assert sent[0]["traceparent"] == f"00-{here.trace_id:032x}-{here.span_id:016x}-01"
+    assert "traceparent" not in sent[1]
+
+
+def test_the_client_does_not_load_opentelemetry() -> None:
+    code = (
+        "import sys\nfrom dats_common.clients.rag import RAGClientSync\nfrom dats_common.trace_context import *\n"
+        "assert callers_trace() is None\nprint([name for name in sys.modules if name.startswith('opentelemetry')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
