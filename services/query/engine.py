@@ -190,6 +190,7 @@ class Retrieval(Protocol):
     """What answers and routes need of the engine."""
 
     reranker: Reranker | None
+    min_similarity: float
 
     async def retrieve(self, question: Question) -> Retrieved:
         """See `QueryEngine`."""

@@ -83,6 +83,7 @@ class TracedRetrieval:
         self._retrieval = retrieval
         self._tracing = tracing
         self.reranker = retrieval.reranker
+        self.min_similarity = retrieval.min_similarity
 
     async def retrieve(self, question: Question) -> Retrieved:
         """See `engine.Retrieval`."""
