@@ -75,11 +75,13 @@ async def asked(client: httpx.AsyncClient, **more: Any) -> float:
     return perf_counter() - started
 
 
-async def test_a_reranker_is_a_step_of_the_query(rig: Rig, collector: Receiver) -> None:
+async def test_a_reranker_is_a_step_of_the_query_and_its_latency_names_the_trace(rig: Rig, collector: Receiver) -> None:
     async with tracing_to(collector.url) as tracing:
         rig.reranker = TracedReranker(MemoryReranker(), tracing)
         async with traced_replica(rig, tracing) as client:
             await asked(client, rerank=True)
+            shown = await client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert f'trace_id="{ABOVE.trace_id}"' in shown.text, "an exemplar of the query's latency"
     spans = collector.trace(ABOVE.trace_id)
     (query,) = [span for span in spans if span.name == "rag.query"]
     assert "rerank" in tree(spans, below=query.span_id)
