@@ -55,13 +55,12 @@ def bus_file(settings: Settings) -> Path:
 @asynccontextmanager
 async def open_tracing(settings: Settings, *, role: str) -> AsyncIterator[Tracing | None]:
     """Spans of this process, or None where no collector is set: nothing is loaded or wrapped then."""
-    endpoint = settings.telemetry.collector
-    if not endpoint:
+    if not settings.telemetry.collector:
         yield None
         return
     from dats_common.telemetry.tracing.export import open_tracing as open_spans
 
-    async with open_spans(endpoint=endpoint, service_name=settings.telemetry.service_name, role=role) as tracing:
+    async with open_spans(settings.telemetry, role=role) as tracing:
         yield tracing
 
 

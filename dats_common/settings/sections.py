@@ -372,6 +372,17 @@ class Server(Section):
             return self.host == "localhost"
 
 
+Sampler = Literal[
+    "parentbased_always_on",
+    "parentbased_always_off",
+    "parentbased_traceidratio",
+    "always_on",
+    "always_off",
+    "traceidratio",
+]
+"""Source: OpenTelemetry, "Environment Variable Specification"."""
+
+
 class Telemetry(Section):
     """Metrics and traces. Other OTEL_* variables are read by OpenTelemetry itself."""
 
@@ -393,6 +404,12 @@ class Telemetry(Section):
     )
     traces_off: Annotated[bool, Env("OTEL_SDK_DISABLED")] = Field(
         False, description="no traces, whatever collector is set"
+    )
+    sampler: Annotated[Sampler, Env("OTEL_TRACES_SAMPLER")] = Field(
+        "parentbased_always_on", description="which traces are recorded; parentbased: as the caller or publisher has it"
+    )
+    sampler_ratio: Annotated[Ratio, Env("OTEL_TRACES_SAMPLER_ARG")] = Field(
+        1.0, description="share of the traces that the traceidratio samplers record"
     )
     service_name: Annotated[str, Env("OTEL_SERVICE_NAME")] = Field("rag-service", description="name in traces")
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import grpc
 
 from dats_common.clients.rag import RAGClient
+from dats_common.settings.sections import Telemetry
 from dats_common.telemetry.tracing.export import open_tracing
 from dats_common.trace_context import TraceContext, within_trace
 from tests.bench.corpus import questions
@@ -91,7 +92,7 @@ async def _one_step(count: int) -> list[Figure]:
     """CPU time of one span with five attributes: in the thread of the requests, and in all, its sending included."""
     figures = []
     with _collector() as endpoint:
-        async with open_tracing(endpoint=endpoint, service_name="bench", role="query") as spans:
+        async with open_tracing(Telemetry(otlp_endpoint=endpoint), role="query") as spans:
             for name, is_sampled in (("recorded", True), ("not recorded", False)):
                 with within_trace(TraceContext("a" * 32, "b" * 16, is_sampled=is_sampled)):
                     thread_s, process_s = time.thread_time(), time.process_time()

@@ -24,14 +24,14 @@ from structlog.testing import capture_logs
 from dats_common.adapters.memory_reranker import MemoryReranker
 from dats_common.clients.rag import RAGClient
 from dats_common.domain.access import Caller
-from dats_common.errors import Unauthenticated
+from dats_common.errors import ConfigurationError, Unauthenticated
 from dats_common.settings import Settings, load_settings
 from dats_common.telemetry.tracing.attributes import ATTRIBUTES, allowed, id_or_none
-from dats_common.telemetry.tracing.export import FLUSH_S, open_tracing
+from dats_common.telemetry.tracing.export import FLUSH_S
 from dats_common.telemetry.tracing.models import TracedReranker
 from dats_common.telemetry.tracing.spans import Tracing
 from dats_common.trace_context import TraceContext, current_trace, within_trace
-from services.backends import open_tracing as open_tracing_as_set
+from services.backends import open_tracing
 from services.query.tracing import QueryTracing
 
 REPORT = "a report on invoices with totals and dates"
@@ -50,8 +50,11 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def tracing_to(url: str) -> AsyncIterator[Tracing]:
-    async with open_tracing(endpoint=url, service_name="rag-under-test", role="query") as tracing:
+async def tracing_to(url: str, **variables: str) -> AsyncIterator[Tracing]:
+    """As a replica has it with these variables in its environment."""
+    settings = load_settings(None, {"OTEL_EXPORTER_OTLP_ENDPOINT": url, **variables})
+    async with open_tracing(settings, role="query") as tracing:
+        assert tracing is not None
         yield tracing
 
 
@@ -158,16 +161,13 @@ async def test_the_end_of_the_process_waits_for_no_hanging_collector(collector: 
         ({"OTEL_TRACES_SAMPLER": "always_off"}, ABOVE, False),
     ],
 )
-async def test_the_sampler_is_opentelemetrys_to_choose(
+async def test_the_sampler_says_what_is_recorded_and_a_batch_is_if_any_of_its_messages_is(
     collector: Receiver,
-    monkeypatch: pytest.MonkeyPatch,
     variables: dict[str, str],
     parent: TraceContext | None,
     recorded: bool,
 ) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    async with tracing_to(collector.url) as tracing:
+    async with tracing_to(collector.url, **variables) as tracing:
         span = tracing.begin("request", kind=SpanKind.SERVER, parent=parent, attributes={})
         assert span.context is not None
         assert span.context.is_sampled is recorded
@@ -218,6 +218,19 @@ def test_only_listed_attributes_are_told_and_ids_only_if_they_look_like_ones() -
     assert all(name == name.strip() and said for name, said in ATTRIBUTES.items())
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("OTEL_TRACES_SAMPLER", "parentbased_ratio"),
+        ("OTEL_TRACES_SAMPLER_ARG", "5"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
+    ],
+)
+def test_a_setting_that_would_be_ignored_stops_the_start(variable: str, value: str) -> None:
+    with pytest.raises(ConfigurationError, match=variable):
+        load_settings(None, {variable: value})
+
+
 # ------------------------------------------------------------------------------------------------------ nobody traces
 
 
@@ -239,7 +252,7 @@ async def test_without_a_collector_nothing_is_loaded_and_nothing_is_wrapped() ->
     )
     assert loaded.stdout.strip() == "[]"
     for environ in ({}, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317", "OTEL_SDK_DISABLED": "true"}):
-        async with open_tracing_as_set(load_settings(None, environ), role="query") as tracing:
+        async with open_tracing(load_settings(None, environ), role="query") as tracing:
             assert tracing is None
 
 

@@ -16,10 +16,19 @@ from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
+from opentelemetry.sdk.trace.sampling import (
+    ALWAYS_OFF,
+    ALWAYS_ON,
+    Decision,
+    ParentBased,
+    Sampler,
+    SamplingResult,
+    TraceIdRatioBased,
+)
 from opentelemetry.trace import Link, SpanKind, TraceState, get_current_span
 from opentelemetry.util.types import Attributes
 
+from dats_common.settings.sections import Telemetry
 from dats_common.telemetry.logs import log
 from dats_common.telemetry.tracing.spans import Tracing
 
@@ -84,10 +93,10 @@ class ReportingExporter(SpanExporter):
 
 
 @asynccontextmanager
-async def open_tracing(*, endpoint: str, service_name: str, role: str) -> AsyncIterator[Tracing]:
-    """Spans of this process to the collector at `endpoint` (OTLP over gRPC); nothing of it can fail a request.
+async def open_tracing(telemetry: Telemetry, *, role: str) -> AsyncIterator[Tracing]:
+    """Spans of this process to the collector that is set (OTLP over gRPC); nothing of it can fail a request.
 
-    The SDK reads the other OTEL_ variables: sampler, limits of the queue and of the batches, headers, certificates.
+    The SDK reads the other OTEL_ variables: limits of the queue and of the batches, headers, certificates.
 
     Args:
         role: `query` or `writer`: which process of the service.
@@ -97,20 +106,28 @@ async def open_tracing(*, endpoint: str, service_name: str, role: str) -> AsyncI
     provider = TracerProvider(
         resource=Resource.create(
             {
-                "service.name": service_name,
+                "service.name": telemetry.service_name,
                 "service.version": version("dats-rag"),
                 "service.instance.id": f"{role}:{socket.gethostname()}:{os.getpid()}",
             }
         ),
+        sampler=LinkedSampler(_sampler(telemetry)),
         shutdown_on_exit=False,
     )
-    provider.sampler = LinkedSampler(provider.sampler)
+    endpoint = telemetry.collector
     exporter = ReportingExporter(OTLPSpanExporter(endpoint=endpoint), service=role, endpoint=endpoint)
     provider.add_span_processor(BatchSpanProcessor(exporter))
     try:
         yield Tracing(provider.get_tracer("dats_rag"))
     finally:
         await _flushed(provider)
+
+
+def _sampler(telemetry: Telemetry) -> Sampler:
+    by_id = TraceIdRatioBased(telemetry.sampler_ratio)
+    root = {"always_on": ALWAYS_ON, "always_off": ALWAYS_OFF, "traceidratio": by_id}
+    chosen = root[telemetry.sampler.removeprefix("parentbased_")]
+    return ParentBased(chosen) if telemetry.sampler.startswith("parentbased_") else chosen
 
 
 async def _flushed(provider: TracerProvider) -> None:
