@@ -20,6 +20,7 @@ from dats_common.domain.model import (
 )
 from dats_common.domain.prompt import Message, PromptSource
 from dats_common.domain.taint import Place, QuarantineReason, Verdict
+from dats_common.trace_context import TraceContext
 
 if TYPE_CHECKING:
     import numpy as np
@@ -135,12 +136,13 @@ class TaintReceipt:
 
 @dataclass(frozen=True, slots=True)
 class OutboxEvent:
-    """An event to publish, written in the transaction of what it tells."""
+    """An event to publish, written in the transaction of what it tells, and the trace that it belongs to."""
 
     row_id: int
     event_id: str
     routing_key: str
     body: Mapping[str, Any]
+    trace: TraceContext | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,6 +386,7 @@ class Delivery:
         timestamp: the AMQP timestamp in microseconds, if the publisher set one.
         redelivered: the broker has handed it out before.
         received_s: the loop's time when this process was handed it.
+        trace: the span of its handling here; None: nobody traces.
     """
 
     body: bytes
@@ -394,6 +397,7 @@ class Delivery:
     timestamp: int | None = None
     redelivered: bool = False
     headers: Mapping[str, Any] = field(default_factory=dict)
+    trace: TraceContext | None = None
     handle: Any = field(default=None, repr=False, compare=False)
 
 

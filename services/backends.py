@@ -32,6 +32,7 @@ from dats_common.telemetry.logs import log
 if TYPE_CHECKING:
     from dats_common.adapters.qdrant import Layout
     from dats_common.adapters.sql.row_security import Access, Acting
+    from dats_common.telemetry.tracing.spans import Tracing
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 
@@ -49,6 +50,28 @@ def engine_dir(settings: Settings) -> Path:
 def bus_file(settings: Settings) -> Path:
     """The embedded broker's queue. A file of its own: it must not wait for the ledger's write lock, nor hold it."""
     return settings.data_dir / "bus.db"
+
+
+@asynccontextmanager
+async def open_tracing(settings: Settings, *, role: str) -> AsyncIterator[Tracing | None]:
+    """Spans of this process, or None where no collector is set: nothing is loaded or wrapped then."""
+    if not settings.telemetry.collector:
+        yield None
+        return
+    from dats_common.telemetry.tracing.export import open_tracing as open_spans
+
+    async with open_spans(settings.telemetry, role=role) as tracing:
+        yield tracing
+
+
+def ledger_system(settings: Settings) -> str:
+    """The database under the ledger as traces name it."""
+    return "sqlite" if ledger_url(settings).startswith("sqlite") else "postgresql"
+
+
+def broker_system(settings: Settings) -> str:
+    """The broker as traces name it."""
+    return "dats_sqlite" if settings.rabbitmq.is_embedded else "rabbitmq"
 
 
 @asynccontextmanager

@@ -29,6 +29,7 @@ from dats_common.contracts.topology import COMMANDS_EXCHANGE, DEAD_LETTERS_QUEUE
 from dats_common.errors import BrokerUnavailable, ConfigurationError
 from dats_common.ports import MOST_DEAD_LETTERS, Subscription
 from dats_common.records import DeadLetter, Delivery
+from dats_common.trace_context import trace_headers
 
 
 @dataclass(slots=True, eq=False)
@@ -210,12 +211,13 @@ class MemoryBus:
 
     async def publish(self, routing_key: str, body: Mapping[str, Any], *, event_id: str) -> None:
         """See `ports.Bus`."""
-        self.inject(routing_key, json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode())
+        encoded = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+        self.inject(routing_key, encoded, headers=trace_headers())
 
     async def command(self, body: Mapping[str, Any], *, event_id: str) -> None:
         """See `ports.Bus`."""
         encoded = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
-        self.inject(EMBED_COMMAND, encoded, exchange=COMMANDS_EXCHANGE)
+        self.inject(EMBED_COMMAND, encoded, exchange=COMMANDS_EXCHANGE, headers=trace_headers())
 
     @asynccontextmanager
     async def subscribe(self, queue: str, *, prefetch: int) -> AsyncIterator[Subscription]:

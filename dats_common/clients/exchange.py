@@ -39,6 +39,7 @@ from dats_common.contracts.api import (
     QueryResponse,
     Result,
 )
+from dats_common.trace_context import TRACEPARENT_HEADER, callers_trace
 
 MAX_ATTEMPTS = 5
 FIRST_PAUSE_S = 0.2
@@ -88,13 +89,20 @@ class Send:
 
     def arguments(self, base_url: str) -> dict[str, Any]:
         """Arguments of httpx's `request`."""
+        content_type = {"Content-Type": "application/json"} if self.call.body is not None else {}
         return {
             "method": self.call.method,
             "url": base_url + self.call.path,
             "content": self.call.body,
-            "headers": {"Content-Type": "application/json"} if self.call.body is not None else None,
+            "headers": {**content_type, **callers_headers()},
             "timeout": self.timeout_s,
         }
+
+
+def callers_headers() -> dict[str, str]:
+    """The caller's trace, where its program uses OpenTelemetry."""
+    trace = callers_trace()
+    return {} if trace is None else {TRACEPARENT_HEADER: trace.traceparent}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 import httpx
 
 from dats_common.clients.errors import RAGError, RAGUnavailable, RAGUnexpected
-from dats_common.clients.exchange import Call, error_of, pause_before_retry
+from dats_common.clients.exchange import Call, callers_headers, error_of, pause_before_retry
 from dats_common.contracts.answers import AnswerResponse
 
 EventName = Literal["retrieval", "token", "citation", "done", "error", "withdrawn"]
@@ -104,7 +104,7 @@ class Listening:
 
     def arguments(self, base_url: str) -> dict[str, Any]:
         """Arguments of httpx's `stream`."""
-        headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+        headers = {"Content-Type": "application/json", "Accept": "text/event-stream", **callers_headers()}
         return {
             "method": self.call.method,
             "url": f"{base_url}{self.call.path}/stream",

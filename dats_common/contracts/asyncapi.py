@@ -16,6 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from dats_common.contracts import answers, api, events, topology
+from dats_common.trace_context import TRACEPARENT_HEADER
 
 DOCS = Path("docs")
 COMMAND = "python -m dats_common.contracts.asyncapi --write"
@@ -142,11 +143,23 @@ def _operation(event: Event) -> dict[str, Any]:
     }
 
 
+_TRACED = {
+    "type": "object",
+    "properties": {
+        TRACEPARENT_HEADER: {
+            "type": "string",
+            "description": "whose trace the message belongs to (W3C Trace Context); not needed",
+        }
+    },
+}
+
+
 def _message(event: Event) -> dict[str, Any]:
     return {
         "name": event.name,
         "contentType": "application/json",
         "summary": (event.data.__doc__ or "").split("\n")[0],
+        "headers": _TRACED,
         "payload": _payload(event),
     }
 

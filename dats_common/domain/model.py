@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import lru_cache
 
+from dats_common.trace_context import TraceContext
+
 DEFAULT_TENANT = "default"
 
 # Fixed for ever: document ids and point ids in every index are derived from it.
@@ -81,7 +83,11 @@ class EventTime:
 
 @dataclass(frozen=True, slots=True)
 class Validated:
-    """QA approved this content of this artifact."""
+    """QA approved this content of this artifact.
+
+    Attributes:
+        trace: whose work it is; no part of what it says.
+    """
 
     key: ArtifactKey
     content: str
@@ -90,6 +96,7 @@ class Validated:
     event_id: str
     content_hash: str = field(init=False, compare=False)
     """SHA-256 hex of content and metadata: two events with one hash would index the same points."""
+    trace: TraceContext | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         said = {each.name: getattr(self.metadata, each.name) for each in fields(self.metadata)}

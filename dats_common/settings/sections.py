@@ -372,6 +372,17 @@ class Server(Section):
             return self.host == "localhost"
 
 
+Sampler = Literal[
+    "parentbased_always_on",
+    "parentbased_always_off",
+    "parentbased_traceidratio",
+    "always_on",
+    "always_off",
+    "traceidratio",
+]
+"""Source: OpenTelemetry, "Environment Variable Specification"."""
+
+
 class Telemetry(Section):
     """Metrics and traces. Other OTEL_* variables are read by OpenTelemetry itself."""
 
@@ -382,12 +393,30 @@ class Telemetry(Section):
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Env("DATS_LOG_LEVEL")] = Field(
         "info", description="of the service's own lines; libraries speak only from warning on"
     )
-    otlp_endpoint: Annotated[str, Env("OTEL_EXPORTER_OTLP_ENDPOINT"), Reserved("traces")] = Field(
-        "", description="collector; empty: no traces"
+    otlp_endpoint: Annotated[str, Env("OTEL_EXPORTER_OTLP_ENDPOINT")] = Field(
+        "", description="OpenTelemetry collector, such as http://jaeger:4317 (gRPC); empty: no traces"
     )
-    service_name: Annotated[str, Env("OTEL_SERVICE_NAME"), Reserved("traces")] = Field(
-        "rag-service", description="name in traces"
+    otlp_traces_endpoint: Annotated[str, Env("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")] = Field(
+        "", description="another collector for traces"
     )
+    otlp_protocol: Annotated[Literal["grpc"], Env("OTEL_EXPORTER_OTLP_PROTOCOL")] = Field(
+        "grpc", description="how spans are sent; there is no other way"
+    )
+    traces_off: Annotated[bool, Env("OTEL_SDK_DISABLED")] = Field(
+        False, description="no traces, whatever collector is set"
+    )
+    sampler: Annotated[Sampler, Env("OTEL_TRACES_SAMPLER")] = Field(
+        "parentbased_always_on", description="which traces are recorded; parentbased: as the caller or publisher has it"
+    )
+    sampler_ratio: Annotated[Ratio, Env("OTEL_TRACES_SAMPLER_ARG")] = Field(
+        1.0, description="share of the traces that the traceidratio samplers record"
+    )
+    service_name: Annotated[str, Env("OTEL_SERVICE_NAME")] = Field("rag-service", description="name in traces")
+
+    @property
+    def collector(self) -> str:
+        """Where spans go; empty: nowhere."""
+        return "" if self.traces_off else self.otlp_traces_endpoint or self.otlp_endpoint
 
 
 class AnswerModel(Section):

@@ -33,6 +33,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from dats_common.contracts.topology import COMMANDS_QUEUE, TAINTS_QUEUE, VALIDATED_QUEUE
 from dats_common.errors import ConfigurationError
+from dats_common.telemetry.exemplars import LinkedHistogram
 
 # From a cache hit to the deadline; 0.5 s is spec 1's p95 and must be a bound.
 LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -118,7 +119,7 @@ class Metrics:
     ) -> Histogram:
         """A histogram. See `_declared`."""
         family = Family(name, "histogram", meaning, unit, labels or {})
-        made = Histogram(name, meaning, tuple(family.labels), registry=self.registry, buckets=buckets)
+        made = LinkedHistogram(name, meaning, tuple(family.labels), registry=self.registry, buckets=buckets)
         return self._declared(family, made, ())
 
     def _declared(self, family: Family, metric: _M, only: Iterable[Sequence[str]]) -> _M:

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from dats_common.domain import extractive
 from dats_common.domain.access import Principal
@@ -48,7 +49,7 @@ from dats_common.errors import (
 from dats_common.ports import Evidence, Generator, Guard, Owners, SupportScorer, TokenCounter
 from dats_common.records import AnswerRecord, Assignment, Drafted, Scored, SearchFilter
 from services.query.drafting import Draft
-from services.query.engine import Hit, QueryEngine, Question
+from services.query.engine import Hit, Question, Retrieval
 from services.query.happenings import Answer, Ask, Cited, Found, Happening, Withdrawn, new_answer_id
 from services.query.prompting import Prompt, PromptBuilder
 
@@ -102,13 +103,25 @@ class _Weighed:
     doubt: str = ""
 
 
+class Answering(Protocol):
+    """What routes and streams need of the engine."""
+
+    scorer: SupportScorer | None
+
+    async def answer(self, ask: Ask) -> Answer:
+        """See `AnswerEngine`."""
+
+    def happenings(self, ask: Ask, *, answer_id: str, shown: bool = True) -> AsyncGenerator[Happening]:
+        """See `AnswerEngine`."""
+
+
 class AnswerEngine:
     """Stateless between questions, as retrieval is; answers are kept in the ledger."""
 
     def __init__(
         self,
         *,
-        retrieval: QueryEngine,
+        retrieval: Retrieval,
         generator: Generator,
         fallback: Generator | None,
         counter: TokenCounter,

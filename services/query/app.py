@@ -8,7 +8,7 @@ from fastapi.routing import APIRoute
 from services.query import answer_routes, routes
 from services.query.gate import Concurrency, Gate, RateLimits
 from services.query.identity import Authenticator
-from services.query.limits import BodyLimit, HttpLimits, RequestCount
+from services.query.limits import BodyLimit, HttpLimits, RequestCount, RequestId
 from services.query.openapi import routed_app
 from services.query.problems import install_problems
 from services.query.services import QueryServices
@@ -19,17 +19,20 @@ def build_app(
 ) -> FastAPI:
     """The app over services that somebody else opens and closes.
 
-    Around the routes, from the outside in: count, bound the number in hand, ask who is calling, read the body. A
-    stranger's body is never read.
+    Around the routes, from the outside in: count, bound the number in hand, ask who is calling, trace, read the body. A
+    stranger's body is never read, and what a stranger sends is in no trace.
     """
     app = routed_app()
     app.state.services = services
     install_problems(app)
     app.add_middleware(BodyLimit, limit_bytes=limits.body_bytes, timeout_s=limits.body_timeout_s)
+    if services.trace_requests is not None:
+        app.add_middleware(services.trace_requests)
     app.add_middleware(Gate, authenticator=authenticator, rates=rates)
     app.add_middleware(Concurrency, most=limits.concurrent_requests)
     app.add_middleware(RequestCount, requests=services.metrics.http_requests)
     services.metrics.declare_routes([*_paths(routes.router), *_paths(answer_routes.router), "/metrics"])
+    app.add_middleware(RequestId)
     return app
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dats_common.domain import sparse
 from dats_common.domain.context import CODE_DOMAIN, Block, Context, assemble
@@ -184,6 +184,16 @@ def _is_relevant(item: Candidate, passage: Passage, asked: _Asked, *, least: flo
 def _hit(item: Candidate, passage: Passage, score: float) -> Hit:
     from_dense, from_sparse = item.dense_rank is not None, item.sparse_rank is not None
     return Hit(passage, score, item.similarity, from_dense, from_sparse)
+
+
+class Retrieval(Protocol):
+    """What answers and routes need of the engine."""
+
+    reranker: Reranker | None
+    min_similarity: float
+
+    async def retrieve(self, question: Question) -> Retrieved:
+        """See `QueryEngine`."""
 
 
 class QueryEngine:

@@ -1,10 +1,13 @@
-"""Around every route: bodies that are too large are refused, declared or not; every answer is counted."""
+"""Around every route: bodies that are too large are refused, declared or not; every answer is counted and has an id."""
 
 from __future__ import annotations
 
 import asyncio
+import re
+import uuid
 from dataclasses import dataclass
 
+import structlog
 from prometheus_client import Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -104,3 +107,35 @@ class RequestCount:
             await send(message)
 
         await self._app(scope, receive, counted)
+
+
+class RequestId:
+    """Gives every request an id, the caller's where it is one, for the log's lines and the answer's header."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (_ID_HEADER, request_id.encode())]
+            await send(message)
+
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            await self._app(scope, receive, named)
+
+
+_ID_HEADER = b"x-request-id"
+_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+
+
+def _request_id(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == _ID_HEADER and _ID.fullmatch(value):
+            return str(value.decode())
+    return uuid.uuid4().hex

@@ -25,6 +25,8 @@ def routed_app() -> FastAPI:
         version=version("dats-rag"),
         description="Context retrieval and embedding management. Errors are RFC 9457 problem documents.",
         redirect_slashes=False,
+        # The framework's own spans would carry paths and messages of errors to whatever a host program has set up.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.include_router(routes.router)
     app.include_router(answer_routes.router)

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.types import ASGIApp
+
 from dats_common.contracts.answers import AnswerRequest
 from dats_common.contracts.api import QueryRequest, SearchMode
 from dats_common.errors import Unavailable
@@ -15,8 +17,8 @@ from dats_common.maintenance.sweep import Sweeper
 from dats_common.ports import Bus, Encoder, Evidence, Generator, Index, Ledger
 from dats_common.telemetry.logs import log
 from dats_common.telemetry.replica_metrics import QueryMetrics
-from services.query.answering import AnswerEngine
-from services.query.engine import QueryEngine
+from services.query.answering import Answering
+from services.query.engine import Retrieval
 from services.query.streams import Streams
 
 _MOST_ERRANDS = 256
@@ -89,10 +91,11 @@ class QueryServices:
 
     Attributes:
         model: the default model of the model server; None: answers need none.
+        trace_requests: puts a span around each request that was let in; None: nobody traces.
     """
 
-    engine: QueryEngine
-    answers: AnswerEngine
+    engine: Retrieval
+    answers: Answering
     streams: Streams
     generator: Generator
     model: str | None
@@ -108,3 +111,4 @@ class QueryServices:
     defaults: QueryDefaults
     index_memory: Callable[[], int]
     errands: Errands
+    trace_requests: Callable[[ASGIApp], ASGIApp] | None = None

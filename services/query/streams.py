@@ -16,7 +16,7 @@ from time import perf_counter
 from dats_common.errors import DatsError, DeadlineExceeded, InvalidInput, Unavailable
 from dats_common.ports import Guard
 from dats_common.telemetry.logs import log
-from services.query.answering import AnswerEngine
+from services.query.answering import Answering
 from services.query.happenings import Answer, Ask, Found, Happening, Withdrawn, new_answer_id
 
 GRACE_S = 2.0
@@ -57,7 +57,7 @@ class Stream:
 class Streams:
     """The answers that this replica is writing."""
 
-    def __init__(self, *, engine: AnswerEngine, ledger: Guard, deadline_s: float, grace_s: float = GRACE_S) -> None:
+    def __init__(self, *, engine: Answering, ledger: Guard, deadline_s: float, grace_s: float = GRACE_S) -> None:
         self._engine = engine
         self._ledger = ledger
         self._deadline_s = deadline_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from dats_common.contracts.api import SearchMode
 from dats_common.domain.budget import BudgetRules, ModelLimits
@@ -34,15 +35,21 @@ from services.backends import (
     open_key_store,
     open_ledger,
     open_owners,
+    open_tracing,
     prepare_index,
 )
 from services.query.answer_bodies import body_of
-from services.query.answering import AnswerEngine, AnswerRules
-from services.query.engine import QueryEngine
+from services.query.answering import AnswerEngine, Answering, AnswerRules
+from services.query.engine import QueryEngine, Retrieval
 from services.query.identity import Authenticator, Credentials, Everyone
+from services.query.ports import QueryPorts
 from services.query.reranking import RerankRules
 from services.query.services import Errands, QueryDefaults, QueryLimits, QueryServices
 from services.query.streams import Streams
+
+if TYPE_CHECKING:
+    from dats_common.telemetry.tracing.spans import Tracing
+    from services.query.tracing import QueryTracing
 
 _ERRANDS_END_S = 5.0
 
@@ -55,46 +62,40 @@ async def open_query_services(settings: Settings) -> AsyncIterator[QueryServices
     """
     metrics = QueryMetrics()
     metrics.watch_disk(settings.data_dir)
-    async with (
-        open_ledger(settings, acting="query") as ledger,
-        open_encoder(settings, for_writer=False) as encoder,
-        open_index(settings) as index,
-        open_bus_in_background(settings, name="query") as bus,
-        open_evidence(settings, acting="query") as stored_evidence,
-        open_owners(settings, acting="query") as owners,
-        open_generator(settings, spent=metrics.spent) as generator,
-        open_scorer(settings, metrics) as scorer,
-        open_reranker(settings, metrics) as reranker,
-    ):
-        await prepare_index(index, encoder)
+    async with open_tracing(settings, role="query") as spans, open_query_ports(settings, metrics) as opened:
+        tracing = query_tracing(spans, settings)
+        ports = tracing.ports(opened) if tracing else opened
+        ledger, encoder, index, bus, generator = ports.ledger, ports.encoder, ports.index, ports.bus, ports.generator
         errands = Errands()
         guard = MeasuredGuard(ledger, metrics)
-        evidence = MeasuredEvidence(stored_evidence, metrics)
-        engine = QueryEngine(
+        evidence = MeasuredEvidence(ports.evidence, metrics)
+        engine: Retrieval = QueryEngine(
             encoder=encoder,
             index=index,
             ledger=guard,
             min_similarity=settings.query.min_similarity,
             least_candidates=settings.query.candidates,
             fusion=fusion_rules(settings),
-            reranker=reranker,
+            reranker=ports.reranker,
             rerank=rerank_rules(settings),
         )
+        engine = tracing.retrieval(engine) if tracing else engine
         rules = answer_rules(settings)
-        counter = count_as_served(generator, rules, otherwise=build_token_counter(settings, encoder))
-        answers = AnswerEngine(
+        counter = count_as_served(opened.generator, rules, otherwise=build_token_counter(settings, encoder))
+        answers: Answering = AnswerEngine(
             retrieval=engine,
             generator=generator,
-            fallback=generator if settings.answers.generator == "extractive" else build_fallback(settings),
+            fallback=generator if settings.answers.generator == "extractive" else ports.fallback,
             counter=counter,
             ledger=guard,
             evidence=evidence,
-            owners=owners,
+            owners=ports.owners,
             rules=rules,
             body_of=body_of,
-            scorer=scorer,
+            scorer=ports.scorer,
             judge_for=build_judge(settings, metrics, generator=generator, counter=counter),
         )
+        answers = tracing.answers(answers) if tracing else answers
         answer_deadline_s = answer_deadline(settings)
         streams = Streams(engine=answers, ledger=guard, deadline_s=answer_deadline_s)
         window_tokens = rules.models[rules.default_model].context_window
@@ -134,10 +135,49 @@ async def open_query_services(settings: Settings) -> AsyncIterator[QueryServices
                 ),
                 errands=errands,
                 index_memory=resident_bytes,
+                trace_requests=tracing.requests if tracing else None,
             )
         finally:
             await streams.close()
             await errands.finish(timeout_s=_ERRANDS_END_S)
+
+
+@asynccontextmanager
+async def open_query_ports(settings: Settings, metrics: QueryMetrics) -> AsyncIterator[QueryPorts]:
+    """The adapters that the settings name. Raises: ConfigurationError: as `open_query_services`."""
+    async with (
+        open_ledger(settings, acting="query") as ledger,
+        open_encoder(settings, for_writer=False) as encoder,
+        open_index(settings) as index,
+        open_bus_in_background(settings, name="query") as bus,
+        open_evidence(settings, acting="query") as evidence,
+        open_owners(settings, acting="query") as owners,
+        open_generator(settings, spent=metrics.spent) as generator,
+        open_scorer(settings, metrics) as scorer,
+        open_reranker(settings, metrics) as reranker,
+    ):
+        await prepare_index(index, encoder)
+        yield QueryPorts(
+            ledger=ledger,
+            encoder=encoder,
+            index=index,
+            bus=bus,
+            evidence=evidence,
+            owners=owners,
+            generator=generator,
+            fallback=build_fallback(settings),
+            scorer=scorer,
+            reranker=reranker,
+        )
+
+
+def query_tracing(spans: Tracing | None, settings: Settings) -> QueryTracing | None:
+    """What puts spans around the parts; None where nobody traces, and nothing of it is loaded."""
+    if spans is None:
+        return None
+    from services.query.tracing import QueryTracing
+
+    return QueryTracing(spans, settings)
 
 
 def answer_deadline(settings: Settings) -> float:

@@ -17,7 +17,7 @@ from services.lifeline import follow_parent
 from services.runtime import new_event_loop, spare_the_collector
 
 if TYPE_CHECKING:
-    from services.writer.wiring import WriterPorts
+    from services.writer.ports import WriterPorts
 
 EXIT_CONFIGURATION = 78  # EX_CONFIG of sysexits.h
 EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE

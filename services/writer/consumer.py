@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import uuid4
@@ -26,6 +26,9 @@ from services.writer.progress import Progress, waiting
 
 class Observer(Protocol):
     """What telemetry wants to hear; the loops do not care who listens."""
+
+    def handling(self, deliveries: Sequence[Delivery]) -> AbstractContextManager[None]:
+        """Around the work for these deliveries, handled together."""
 
     def embedded(self, handled: Handled, *, seconds: float) -> None:
         """A validated event or command ended."""
@@ -160,7 +163,7 @@ class Consumer:
         self.processing += len(batch)
         self._at_rest.clear()
         try:
-            with self._progress.working():
+            with self._progress.working(), self._observer.handling(batch):
                 handled = await self._handle(batch)
                 await self._relay_quietly()
                 for item in handled:
@@ -247,7 +250,7 @@ class Consumer:
     async def _taint_loop(self, subscription: Subscription) -> None:
         while batch := await subscription.batch(max_items=1, max_wait_s=0.0):
             for delivery in batch:
-                with self._progress.working():
+                with self._progress.working(), self._observer.handling([delivery]):
                     await self._taint(subscription, delivery)
 
     async def _taint(self, subscription: Subscription, delivery: Delivery) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dats_common.contracts.events import parse_validated
 from dats_common.contracts.readable import parse_tainted, summary
@@ -54,7 +54,7 @@ class EventHandlers:
             except Refused as error:
                 handled.append(Handled(delivery, error=error))
             else:
-                readable.append((delivery, event))
+                readable.append((delivery, replace(event, trace=delivery.trace)))
         received_s = min((delivery.received_s for delivery in deliveries), default=math.inf)
         outcomes = await self._pipeline.run([event for _, event in readable], received_s=received_s)
         return handled + [

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from dats_common.contracts.readable import Names
 from dats_common.domain.taint import FlipVerdict, Verdict
-from dats_common.records import TaintReceipt
+from dats_common.records import Delivery, TaintReceipt
 from dats_common.telemetry.logs import log
 from dats_common.telemetry.writer_metrics import FAILED, WriterMetrics
+from dats_common.trace_context import within_trace
 from services.writer.handlers import Handled
+from services.writer.ports import Handling, untraced
 
 _SHOWN = frozenset({FlipVerdict.LIVE, Verdict.UNCHANGED})
 
@@ -17,11 +21,21 @@ _SHOWN = frozenset({FlipVerdict.LIVE, Verdict.UNCHANGED})
 class MetricsObserver:
     """`consumer.Observer` on Prometheus and the log."""
 
-    def __init__(self, metrics: WriterMetrics) -> None:
+    def __init__(self, metrics: WriterMetrics, *, handling: Handling = untraced) -> None:
+        """Args: handling: makes the trace of deliveries current while they are handled."""
         self._metrics = metrics
+        self._handling = handling
+
+    def handling(self, deliveries: Sequence[Delivery]) -> AbstractContextManager[None]:
+        """See `consumer.Observer`."""
+        return self._handling(deliveries)
 
     def embedded(self, handled: Handled, *, seconds: float) -> None:
         """Count and time; from the producer's time to visibility only where the producer gave one."""
+        with within_trace(handled.delivery.trace):  # in a batch each event's figures belong to its own
+            self._count(handled, seconds=seconds)
+
+    def _count(self, handled: Handled, *, seconds: float) -> None:
         outcome = handled.outcome
         verdict = outcome.verdict.value if outcome and outcome.verdict and not handled.error else FAILED
         self._metrics.events_handled.labels(verdict=verdict).inc()

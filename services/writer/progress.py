@@ -11,9 +11,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+
+from dats_common.trace_context import TraceContext, current_trace, within_trace
 
 EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h: the supervisor restarts the process
 
@@ -55,15 +57,20 @@ class Turn:
 
     def __init__(self) -> None:
         self._work: Work | None = None
+        self._trace: TraceContext | None = None
 
     @contextmanager
     def taken(self) -> Iterator[None]:
         """Around what the part does for the batch of this task."""
-        self._work = _in_hand.get()
+        self._work, self._trace = _in_hand.get(), current_trace()
         try:
             yield
         finally:
-            self._work = None
+            self._work = self._trace = None
+
+    def working(self) -> AbstractContextManager[None]:
+        """Around a step that one of the part's own tasks takes for the batch: in the batch's trace."""
+        return within_trace(self._trace)
 
     def moved(self) -> None:
         """The part finished a step."""

@@ -7,25 +7,34 @@ import os
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dats_common.adapters.definitions import find_definitions
 from dats_common.adapters.lightrag import open_lightrag_indexer
+from dats_common.domain.model import Chunk, Generation
 from dats_common.errors import Unavailable
 from dats_common.maintenance.relay import Relay
 from dats_common.maintenance.sweep import Sweeper
-from dats_common.ports import Bus, Encoder, Evidence, Index, Indexer, Ledger
+from dats_common.ports import Encoder, Index, Indexer, Ledger
 from dats_common.records import IndexJob, Point
 from dats_common.settings import Settings
 from dats_common.telemetry.in_hand import MeasuredBus
 from dats_common.telemetry.writer_metrics import WriterMetrics
-from services.backends import open_bus, open_encoder, open_evidence, open_index, open_ledger, prepare_index
+from services.backends import (
+    open_bus,
+    open_encoder,
+    open_evidence,
+    open_index,
+    open_ledger,
+    open_tracing,
+    prepare_index,
+)
 from services.writer.consumer import Consumer, Limits
 from services.writer.handlers import EventHandlers
 from services.writer.leadership import Leadership
 from services.writer.observer import MetricsObserver
 from services.writer.pipeline import EmbeddingPipeline
+from services.writer.ports import WriterPorts
 from services.writer.progress import Progress, Turn, waiting
 from services.writer.writer import Writer
 
@@ -54,7 +63,8 @@ class ProgressEncoder:
     async def encode(self, texts: Sequence[str], *, kind: Literal["query", "document"]) -> npt.NDArray[np.float32]:
         """As the encoder, in batches small enough to be called progress."""
         try:
-            return await self._encoder.encode(texts, kind=kind)
+            with self._turn.working():
+                return await self._encoder.encode(texts, kind=kind)
         finally:
             self._turn.moved()
 
@@ -69,9 +79,23 @@ class ProgressStore:
     async def store(self, points: Sequence[Point]) -> None:
         """As the index."""
         try:
-            await self._index.store(points)
+            with self._turn.working():
+                await self._index.store(points)
         finally:
             self._turn.moved()
+
+
+class BatchLedger:
+    """A ledger whose chunk rows are written in the trace of the batch they belong to."""
+
+    def __init__(self, ledger: Ledger, turn: Turn) -> None:
+        self._ledger = ledger
+        self._turn = turn
+
+    async def write_chunks(self, documents: Mapping[Generation, Sequence[Chunk]], *, embedding_model: str) -> None:
+        """As the ledger."""
+        with self._turn.working():
+            await self._ledger.write_chunks(documents, embedding_model=embedding_model)
 
 
 class WatchedIndexer:
@@ -105,17 +129,6 @@ class Lanes:
             self._free.put_nowait(indexer)
 
 
-@dataclass(frozen=True, slots=True)
-class WriterPorts:
-    """What a writer stands on, opened."""
-
-    ledger: Ledger
-    evidence: Evidence
-    encoder: Encoder
-    index: Index
-    bus: Bus
-
-
 @asynccontextmanager
 async def open_writer_ports(settings: Settings) -> AsyncIterator[WriterPorts]:
     """The adapters that the settings name; it waits for the broker, saying so.
@@ -123,6 +136,7 @@ async def open_writer_ports(settings: Settings) -> AsyncIterator[WriterPorts]:
     Raises: ConfigurationError: a setting is wrong, the promised GPU is missing, or the collection is another model's.
     """
     async with (
+        open_tracing(settings, role="writer") as tracing,
         open_ledger(settings) as ledger,
         open_evidence(settings) as evidence,
         open_encoder(settings, for_writer=True) as encoder,
@@ -130,7 +144,12 @@ async def open_writer_ports(settings: Settings) -> AsyncIterator[WriterPorts]:
         open_bus(settings, name="writer") as bus,
     ):
         await prepare_index(index, encoder)
-        yield WriterPorts(ledger=ledger, evidence=evidence, encoder=encoder, index=index, bus=bus)
+        ports = WriterPorts(ledger=ledger, evidence=evidence, encoder=encoder, index=index, bus=bus)
+        if tracing is not None:
+            from services.writer.tracing import traced
+
+            ports = traced(ports, tracing, settings)
+        yield ports
 
 
 @asynccontextmanager
@@ -144,7 +163,7 @@ async def open_writer(settings: Settings, ports: WriterPorts) -> AsyncIterator[W
         yield build_writer(
             settings,
             ports,
-            indexer=Lanes(indexers),
+            indexer=ports.around_indexer(Lanes(indexers)),
             progress=Progress(),
             writer_id=f"{socket.gethostname()}:{os.getpid()}",
         )
@@ -157,7 +176,7 @@ async def _open_lane(settings: Settings, ports: WriterPorts) -> AsyncIterator[In
     async with open_lightrag_indexer(
         encoder=ProgressEncoder(ports.encoder, turn),
         index=ProgressStore(ports.index, turn),
-        ledger=ports.ledger,
+        ledger=BatchLedger(ports.ledger, turn),
         working_dir=str(settings.working_dir),
         max_tokens=chunking.max_chunk_size,
         overlap_tokens=chunking.overlap,
@@ -188,7 +207,7 @@ def build_writer(
         sweeper=sweeper,
         evidence=ports.evidence,
         progress=progress,
-        observer=MetricsObserver(metrics),
+        observer=MetricsObserver(metrics, handling=ports.handling),
         healthy=lambda: _all_answer(ports),
         limits=Limits(
             batch_size=settings.embedding.batch_size,

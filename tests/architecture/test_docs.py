@@ -24,6 +24,7 @@ import httpx
 import pytest
 import typer
 from fleet import Child, bare_environment, purge
+from opentelemetry.sdk import environment_variables
 from servers import RabbitServer, free_port, wait_until
 
 from dats_common.adapters.sql import tables
@@ -376,7 +377,7 @@ _VARIABLE = re.compile(r"\b(?:DATS|RAG|QDRANT|RABBITMQ|LIGHTRAG|OTEL|OLLAMA|EMBE
 
 
 def wrong_variables(one: Page) -> set[str]:
-    known = {setting.env for setting in catalog()} | {CONFIG_VARIABLE}
+    known = {setting.env for setting in catalog()} | {CONFIG_VARIABLE} | vars(environment_variables).keys()
     for_tests = {
         name
         for file in (ROOT / "tests").rglob("*.py")

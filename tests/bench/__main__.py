@@ -23,6 +23,7 @@ from tests.bench.report import as_json, as_markdown, ordered, rewrite, value, ve
 from tests.bench.scale import SIZES, scale
 from tests.bench.steady import steady
 from tests.bench.taint import taint
+from tests.bench.tracing import tracing
 
 PAGE = Path("docs/performance.md")
 SCALING_PAGE = Path("docs/scaling.md")
@@ -33,10 +34,11 @@ BENCHMARKS: Mapping[str, Callable[..., Awaitable[list[Figure]]]] = {
     "taint": taint,
     "steady": steady,
     "replica": replica,
+    "tracing": tracing,
     "scale": scale,
 }
-NOT_IN_A_WHOLE_RUN = {"scale"}
-"""Only when it is named: a table of its own, in docs/scaling.md."""
+NOT_IN_A_WHOLE_RUN = {"scale", "tracing"}
+"""Only when they are named: figures of their own, in docs/scaling.md and docs/tracing.md."""
 
 
 def main() -> int:

@@ -37,7 +37,7 @@ async def replica(*, quick: bool) -> list[Figure]:
         async with open_scene(settings) as scene:
             await index_real(scene)
             for _ in range(2 if quick else STARTS):
-                async with _open_replica(scene) as (url, pid, seconds):
+                async with open_replica(scene) as (url, pid, seconds):
                     started_s.append(seconds)
                     async with RAGClient(f"{url}/api/v1", timeout=60) as client:
                         for question in questions(50 if quick else 200):
@@ -57,11 +57,11 @@ async def replica(*, quick: bool) -> list[Figure]:
 
 
 @asynccontextmanager
-async def _open_replica(scene: Scene) -> AsyncIterator[tuple[str, int, float]]:
-    """Another replica with the first one's environment: its address, its pid, its seconds until ready."""
+async def open_replica(scene: Scene, **settings: str) -> AsyncIterator[tuple[str, int, float]]:
+    """Another replica with the first one's environment, and `settings`: its address, its pid, seconds until ready."""
     port = free_port()
     raw = Path(f"/proc/{scene.processes['query']}/environ").read_text().split("\0")
-    environment = {**dict(each.split("=", 1) for each in raw if each), "PORT": str(port)}
+    environment = {**dict(each.split("=", 1) for each in raw if each), "PORT": str(port), **settings}
     url, started = f"http://127.0.0.1:{port}", time.perf_counter()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "services.query", WITH_PARENT, env=environment, stdin=asyncio.subprocess.PIPE

@@ -42,6 +42,7 @@ from dats_common.contracts.topology import (
 from dats_common.errors import BrokerUnavailable, ConfigurationError
 from dats_common.ports import Bus, Subscription
 from dats_common.records import Delivery
+from dats_common.trace_context import TRACEPARENT_HEADER, TraceContext, within_trace
 
 DEADLINE_S = 20.0
 QUIET_S = 0.3
@@ -196,6 +197,34 @@ def numbers(deliveries: list[Delivery]) -> list[int]:
 
 
 # ----------------------------------------------------------------------------------------------------- every bus
+
+
+async def test_a_message_carries_its_trace_whatever_becomes_of_it(bus: Bus) -> None:
+    trace = TraceContext("a" * 32, "b" * 16, is_sampled=True)
+    with within_trace(trace):
+        await publish(bus, 1)
+        await bus.command({"n": 2}, event_id="event-2")
+    await publish(bus, 3)
+
+    def carried(delivery: Delivery) -> object:
+        return delivery.headers.get(TRACEPARENT_HEADER)
+
+    async with bus.subscribe(COMMANDS_QUEUE, prefetch=10) as commands:
+        (command,) = await take(commands)
+        assert carried(command) == trace.traceparent
+        await commands.hand_over(command, queue=VALIDATED_QUEUE)
+    async with bus.subscribe(VALIDATED_QUEUE, prefetch=10) as events:
+        taken = sorted(await take(events, 3), key=lambda delivery: json.loads(delivery.body)["n"])
+        assert [carried(each) for each in taken] == [trace.traceparent, trace.traceparent, None]
+        first, second, third = taken
+        await events.retry(first, delay_s=0.1)
+        await events.dead_letter(second, reason="why")
+        await events.ack(third)
+        again = await take_one(events)
+        assert (again.attempt, carried(again)) == (2, trace.traceparent)
+        await events.ack(again)
+        await bus.replay_dead_letters()  # type: ignore[attr-defined]
+        assert carried(await take_one(events)) == trace.traceparent
 
 
 async def test_a_published_event_arrives_in_order_with_its_type(bus: Bus) -> None:

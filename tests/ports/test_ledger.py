@@ -36,6 +36,7 @@ from dats_common.domain.taint import FlipVerdict, QuarantineReason, Verdict
 from dats_common.errors import BrokerUnavailable, ConfigurationError, Fenced, LedgerUnavailable
 from dats_common.ports import Ledger
 from dats_common.records import ArtifactOutcome, Heartbeat, LedgerCounts
+from dats_common.trace_context import TraceContext, current_trace, within_trace
 
 WITHIN, BARE, EQUAL = QuarantineReason.WITHIN_SKEW, QuarantineReason.BARE_AFTER_TAINT, QuarantineReason.EQUAL_TIME
 
@@ -707,6 +708,35 @@ async def test_events_go_out_once_in_order_and_whole(ledger: Ledger) -> None:
     assert all(body["id"] == event_id and body["type"] == name for name, body, event_id in inbox.events)
     counts = await ledger.counts()
     assert (counts.unsent_events, counts.oldest_unsent_s) == (0, 0.0)
+
+
+async def test_each_event_goes_out_in_the_trace_of_what_it_tells(ledger: Ledger) -> None:
+    """Also of a batch whose events come from several publishers; what nobody traced begins no trace."""
+    here, one, other = (TraceContext(digit * 32, digit * 16, is_sampled=True) for digit in "abc")
+    writer = await Writer.of(ledger)
+    events = [replace(validated("a", at_s=1), trace=one), replace(validated("b", at_s=1), trace=other)]
+    events.append(validated("c", at_s=1))
+    with within_trace(here):
+        admitted = await ledger.admit(events, epoch=writer.epoch)
+        chunks = {item.generation: cut("text") for item in admitted if item.generation}
+        await ledger.write_chunks(chunks, embedding_model="m")
+        await ledger.flip(admitted, epoch=writer.epoch)
+        await ledger.admit([replace(validated("a", at_s=5), trace=other)], epoch=writer.epoch)  # unchanged content
+        await ledger.taint(tainted("a", at_s=10), skew_s=60)
+        await ledger.admit([replace(validated("a", "newer", at_s=12), trace=one)], epoch=writer.epoch)  # quarantined
+    await ledger.taint(tainted("b", at_s=10), skew_s=0)
+    sent: list[tuple[str, TraceContext | None]] = []
+
+    async def publish(routing_key, body, *, event_id) -> None:
+        sent.append((routing_key, current_trace()))
+
+    await ledger.relay(publish, limit=100)
+    told = [replace(trace, is_remote=True) for trace in (one, other, here, other, here, one)]
+    assert sent == [
+        *zip(["embedding.completed"] * 4 + ["embedding.invalidated", "embedding.quarantined"], told, strict=True),
+        ("embedding.invalidated", None),
+    ]
+    assert current_trace() is None
 
 
 async def test_what_the_broker_refused_stays_and_goes_out_later_in_order(ledger: Ledger) -> None:

@@ -439,7 +439,7 @@ class Rig:
         """A client of one replica.
 
         `changes`: limits, or `ledger`, `bus`, `index`, `http`, `requests_per_minute`, `authenticator`, and of answers
-        `generator`, `fallback` and `rules`, of its own.
+        `generator`, `fallback` and `rules`, of its own; `tracing`, a `QueryTracing`.
         """
         http = changes.pop("http", HTTP_LIMITS)
         requests_per_minute = changes.pop("requests_per_minute", 1_000_000)
@@ -450,6 +450,7 @@ class Rig:
         generator = changes.pop("generator", self.model)
         fallback = changes.pop("fallback", None)
         rules = changes.pop("rules", ANSWER_RULES)
+        tracing = changes.pop("tracing", None)
         limits = {
             "deadline_s": 5.0,
             "answer_deadline_s": 5.0,
@@ -462,7 +463,8 @@ class Rig:
         metrics = QueryMetrics()
         guard = MeasuredGuard(ledger, metrics)
         evidence = MeasuredEvidence(self.evidence, metrics)
-        engine = self.engine(ledger=guard, index=index)
+        engine: Any = self.engine(ledger=guard, index=index)
+        engine = tracing.retrieval(engine) if tracing else engine
         answers = self.answers(
             engine, ledger=guard, evidence=evidence, generator=generator, fallback=fallback, rules=rules
         )
@@ -485,6 +487,7 @@ class Rig:
             defaults=QueryDefaults(search_mode=SearchMode.HYBRID, max_tokens=2000, top_k=10, answer_chunks=5),
             index_memory=lambda: 1,
             errands=errands,
+            trace_requests=tracing.requests if tracing else None,
         )
         app = build_app(
             services,

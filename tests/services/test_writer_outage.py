@@ -13,8 +13,9 @@ from dats_common.contracts.topology import DEAD_LETTERS_QUEUE
 from dats_common.errors import EncoderUnavailable
 from dats_common.settings import Settings
 from dats_common.settings.sections import Embedding
+from services.writer.ports import WriterPorts
 from services.writer.progress import Progress
-from services.writer.wiring import Lanes, WriterPorts, build_writer
+from services.writer.wiring import Lanes, build_writer
 
 
 class RemoteEncoder(Encoder):

@@ -14,18 +14,20 @@ from aio_pika.exceptions import ChannelInvalidStateError
 
 from dats_common.contracts.routing import ATTEMPT_HEADER, death_of
 from dats_common.records import DeadLetter, Delivery
+from dats_common.trace_context import trace_headers
 
 BROKER_HEADERS = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count")
 """What the broker adds by itself; carried along, it would take part in its detection of dead-letter cycles."""
 
 
 def event_message(event_type: str, body: Mapping[str, Any]) -> Message:
-    """An event or command to publish."""
+    """An event or command to publish; its headers say whose trace it belongs to, if anybody traces."""
     # A fresh message id for each attempt: two publishes in flight under one id hide each other's returns.
     return Message(
         body=json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(),
         content_type="application/json",
         delivery_mode=DeliveryMode.PERSISTENT,
+        headers={**trace_headers()},
         message_id=uuid.uuid4().hex,
         type=event_type,
     )

@@ -49,6 +49,7 @@ from dats_common.records import (
     Quarantined,
     TaintReceipt,
 )
+from dats_common.trace_context import parse_traceparent, within_trace
 
 # How long a relay may hold events it has claimed. A relay that dies delays them by this much and no more; one that
 # is slower than this sends some twice, which subscribers must bear anyway.
@@ -108,7 +109,8 @@ class SqlLedger:
         sent: list[int] = []
 
         async def send(event: OutboxEvent) -> None:
-            await publish(event.routing_key, event.body, event_id=event.event_id)
+            with within_trace(event.trace):
+                await publish(event.routing_key, event.body, event_id=event.event_id)
             sent.append(event.row_id)
 
         try:
@@ -139,10 +141,15 @@ class SqlLedger:
                 update(outbox)
                 .where(outbox.c.id.in_(select(oldest.c.id)))
                 .values(claimed_until=now + round(RELAY_CLAIM_S * 1e6))
-                .returning(outbox.c.id, outbox.c.event_id, outbox.c.routing_key, outbox.c.body)
+                .returning(outbox.c.id, outbox.c.event_id, outbox.c.routing_key, outbox.c.body, outbox.c.traceparent)
             )
             return sorted(
-                (OutboxEvent(row.id, row.event_id, row.routing_key, row.body) for row in rows),
+                (
+                    OutboxEvent(
+                        row.id, row.event_id, row.routing_key, row.body, trace=parse_traceparent(row.traceparent)
+                    )
+                    for row in rows
+                ),
                 key=lambda event: event.row_id,
             )
 

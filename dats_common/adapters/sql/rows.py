@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 from sqlalchemy import (
@@ -30,6 +31,7 @@ from dats_common.adapters.sql.tables import artifacts, chunks, documents, outbox
 from dats_common.contracts.events import build_quarantined
 from dats_common.domain.model import NEVER, ArtifactKey, Location, Scope, SourceMetadata, Validated
 from dats_common.domain.taint import ArtifactState, Place, QuarantineReason, Tombstone
+from dats_common.trace_context import TraceContext, current_trace
 
 _T = TypeVar("_T")
 
@@ -244,16 +246,34 @@ async def wildcard_tombstones(connection: AsyncConnection, artifact_ids: Sequenc
     return {row.artifact_id: tombstone_of(row) for row in rows}
 
 
-async def enqueue(connection: AsyncConnection, envelopes: Sequence[Mapping[str, Any]], *, now: int) -> None:
-    """Put events into the outbox, once for each event id."""
-    if envelopes:
-        await connection.execute(
-            insert_new(outbox, connection),
-            [
-                {"event_id": event["id"], "routing_key": event["type"], "body": dict(event), "created_at": now}
-                for event in envelopes
-            ],
+async def enqueue(
+    connection: AsyncConnection,
+    envelopes: Sequence[Mapping[str, Any]],
+    *,
+    now: int,
+    traces: Sequence[TraceContext | None] = (),
+) -> None:
+    """Put events into the outbox, once for each event id.
+
+    Args:
+        traces: whose work each of them tells of, where that may differ; None, and without `traces`: the task's own.
+    """
+    if not envelopes:
+        return
+    here = current_trace()
+    rows = []
+    for event, trace in zip_longest(envelopes, traces):
+        of = trace or here
+        rows.append(
+            {
+                "event_id": event["id"],
+                "routing_key": event["type"],
+                "body": dict(event),
+                "created_at": now,
+                "traceparent": of and of.traceparent,
+            }
         )
+    await connection.execute(insert_new(outbox, connection), rows)
 
 
 async def put_in_quarantine(
@@ -283,7 +303,7 @@ async def put_in_quarantine(
         version=at.ord,
         reason=reason.value,
     )
-    await enqueue(connection, [report], now=now)
+    await enqueue(connection, [report], now=now, traces=[event.trace])
 
 
 def document_row(event: Validated, at: Place, *, now: int) -> dict[str, Any]:

@@ -197,6 +197,7 @@ outbox = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("claimed_until", BigInteger, nullable=False, server_default="0"),
     Column("sent_at", BigInteger),
+    Column("traceparent", String(55)),
     UniqueConstraint("event_id"),
     Index(
         "ix_rag_outbox_unsent",

@@ -168,7 +168,7 @@ async def _move_version(connection: AsyncConnection, item: Admission, state: Art
     moved = _completed(
         key, item.place, state.live_generation or 0, chunks=counted.scalar_one(), status="unchanged", now=now
     )
-    await enqueue(connection, [moved], now=now)
+    await enqueue(connection, [moved], now=now, traces=[item.event.trace])
 
 
 def _completed(
@@ -382,7 +382,7 @@ async def _make_live(connection: AsyncConnection, live: Sequence[Admission], *, 
         )
         for item in live
     ]
-    await enqueue(connection, announced, now=now)
+    await enqueue(connection, announced, now=now, traces=[item.event.trace for item in live])
 
 
 _RESOLVE = (

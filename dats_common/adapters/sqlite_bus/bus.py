@@ -24,6 +24,7 @@ from dats_common.contracts.topology import COMMANDS_EXCHANGE, DEAD_LETTERS_QUEUE
 from dats_common.errors import BrokerUnavailable
 from dats_common.ports import Subscription
 from dats_common.records import DeadLetter, Delivery
+from dats_common.trace_context import trace_headers
 
 LISTEN_S = 0.05
 """How often a waiting consumer looks whether another process wrote. One look reads a counter in shared memory."""
@@ -40,12 +41,13 @@ class SqliteBus:
 
     async def publish(self, routing_key: str, body: Mapping[str, Any], *, event_id: str) -> None:
         """See `ports.Bus`."""
-        await self.inject(routing_key, json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode())
+        encoded = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+        await self.inject(routing_key, encoded, headers=trace_headers())
 
     async def command(self, body: Mapping[str, Any], *, event_id: str) -> None:
         """See `ports.Bus`."""
         encoded = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
-        await self.inject(EMBED_COMMAND, encoded, exchange=COMMANDS_EXCHANGE)
+        await self.inject(EMBED_COMMAND, encoded, exchange=COMMANDS_EXCHANGE, headers=trace_headers())
 
     async def inject(
         self,

@@ -21,7 +21,8 @@ from dats_common.records import Admission, Delivery, Point, TaintReceipt
 from dats_common.settings import Settings, load_settings
 from dats_common.telemetry.logs import configure_logs
 from services.writer.__main__ import consume
-from services.writer.wiring import WriterPorts, open_writer_ports
+from services.writer.ports import WriterPorts
+from services.writer.wiring import open_writer_ports
 
 
 class _Beside:

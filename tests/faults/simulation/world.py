@@ -26,8 +26,9 @@ from dats_common.records import SearchFilter
 from dats_common.settings import Embedding, Events, Settings
 from services.query.engine import QueryEngine, Question
 from services.query.services import Errands
+from services.writer.ports import WriterPorts
 from services.writer.progress import Progress
-from services.writer.wiring import Lanes, WriterPorts, build_writer
+from services.writer.wiring import Lanes, build_writer
 from services.writer.writer import Writer
 from tests.faults.simulation.faults import Fault, TimedFault, Trouble
 from tests.faults.simulation.loop import State, VirtualLoop
