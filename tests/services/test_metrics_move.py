@@ -198,17 +198,17 @@ async def test_a_database_that_hangs_is_a_guard_failure_whoever_gives_up_first(
 
 @pytest.mark.postgres
 async def test_a_database_that_goes_away_before_an_answer_is_kept_is_a_guard_failure(postgres_url: str) -> None:
-    async with on_postgres(postgres_url, timeout_s=2.0) as rig, rig.replica() as client:
+    url = make_url(postgres_url).set(drivername="postgresql")
+    admin = await asyncpg.connect(url.set(database="postgres").render_as_string(False))
+    patient = {"deadline_s": 60.0, "answer_deadline_s": 60.0}
+    async with on_postgres(postgres_url, timeout_s=2.0) as rig, rig.replica(**patient) as client:
         rig.model.rated.hold()
         asking = asyncio.create_task(client.post("/api/v1/answer", json={"query": "a report on invoices"}))
         await asyncio.wait_for(rig.model.rated.reached.wait(), 20)
-        url = make_url(postgres_url).set(drivername="postgresql")
-        admin = await asyncpg.connect(url.set(database="postgres").render_as_string(False))
         try:
             await admin.execute(f"ALTER DATABASE {url.database} ALLOW_CONNECTIONS false")
-            await admin.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1", url.database
-            )
+            end_all = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1"
+            await admin.execute(end_all, url.database)
             rig.model.rated.open.set()
             assert (await asking).status_code == 503
             found = await scrape(client)
@@ -328,6 +328,15 @@ async def test_drift_is_points_against_live_chunks_both_ways(rig: Rig, replica: 
     assert (await scrape(replica))("rag_index_drift_points") == -1
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/api/v1/metrics"])
+async def test_whoever_accepts_openmetrics_gets_it(replica: httpx.AsyncClient, path: str) -> None:
+    plain = await replica.get(path)
+    asked = await replica.get(path, headers={"Accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.3"})
+    assert plain.headers["content-type"].startswith("text/plain")
+    assert asked.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert asked.text.endswith("# EOF\n")
+
+
 async def test_what_is_away_is_said_without_any_traffic(rig: Rig, replica: httpx.AsyncClient) -> None:
     names = ("ledger", "index", "encoder", "broker", "ollama")
 
@@ -403,7 +412,8 @@ async def test_messages_that_wait_without_a_writer_grow_old_at_a_replica(rig: Ri
 
     await eventually(grows)
     assert await oldest(TAINTS_QUEUE) == 0
-    assert (await scrape(replica))("rag_embedding_queue_size") == 1
+    await rig.bus.command({"data": {}}, event_id="command")
+    assert (await scrape(replica))("rag_embedding_queue_size") == 2, "an event and a command"
     await rig.ledger.beat(beat("standby"))
     assert await oldest(VALIDATED_QUEUE) == 0, "a writer reports: it knows better"
 
