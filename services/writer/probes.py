@@ -112,6 +112,7 @@ class Probes:
     def _wsgi(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
         if path == METRICS and self.watched is not None:
+            encode: Callable[[CollectorRegistry], bytes]
             encode, content_type = choose_encoder(environ.get("HTTP_ACCEPT", ""))
             start_response("200 OK", [("Content-Type", content_type)])
             return [encode(self.watched.registry)]
