@@ -112,11 +112,10 @@ class Probes:
     def _wsgi(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
         if path == METRICS and self.watched is not None:
-            encode: Callable[[CollectorRegistry], bytes]
             encode, content_type = choose_encoder(environ.get("HTTP_ACCEPT", ""))
             start_response("200 OK", [("Content-Type", content_type)])
             return [encode(self.watched.registry)]
-        looks = {LIVE: self.live, READY: self.ready, METRICS: lambda: "starting"}
+        looks: dict[str, Callable[[], str]] = {LIVE: self.live, READY: self.ready, METRICS: lambda: "starting"}
         trouble = looks[path]() if path in looks else ""
         status = HTTPStatus.SERVICE_UNAVAILABLE if trouble else HTTPStatus.OK if path in looks else HTTPStatus.NOT_FOUND
         start_response(f"{status.value} {status.phrase}", [("Content-Type", "text/plain; charset=utf-8")])
