@@ -119,7 +119,11 @@ def test_the_image_refuses_to_start_without_its_secrets(image: tuple[str, Image]
 
 def test_hadolint_finds_nothing() -> None:
     found = subprocess.run(
-        [str(Path(sys.executable).parent / "hadolint"), "--no-color", str(ROOT / "Dockerfile")], capture_output=True, text=True, timeout=60, check=False
+        [str(Path(sys.executable).parent / "hadolint"), "--no-color", str(ROOT / "Dockerfile")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert (found.returncode, found.stdout) == (0, "")
 
