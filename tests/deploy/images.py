@@ -144,11 +144,19 @@ class Builder:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(found, target)
             return
-        for file in found.rglob("*"):
-            if file.is_file() and self._is_sent(file):
-                target = destination / file.relative_to(found)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(file, target)
+        for folder, folders, files in os.walk(found):
+            here = Path(folder)
+            folders[:] = [each for each in folders if self._may_hold_some(here / each)]
+            for file in (here / each for each in files):
+                if self._is_sent(file):
+                    target = destination / file.relative_to(found)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(file, target)
+
+    def _may_hold_some(self, folder: Path) -> bool:
+        name = folder.relative_to(self._context).as_posix()
+        taken = [line[1:] for line in self._ignored if line.startswith("!")]
+        return self._is_sent(folder) or any(each.startswith(f"{name}/") for each in taken)
 
     def _is_sent(self, file: Path) -> bool:
         """By .dockerignore, whose last matching line decides. Source: docs.docker.com/build/concepts/context."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,14 +36,12 @@ def require_namespaces() -> None:
 
 
 @pytest.fixture(scope="module", params=TARGETS)
-def image(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Image]:
+def image(request: pytest.FixtureRequest) -> Iterator[tuple[str, Image]]:
+    """A target and what came of it. Not in a folder of pytest, which strangers cannot enter; gone afterwards."""
     require_namespaces()
-    into = tmp_path_factory.mktemp("images")
-    into.chmod(0o755)
-    for parent in into.parents:
-        if parent.stat().st_mode & 0o005 != 0o005:
-            parent.chmod(0o755)
-    return request.param, Builder(ROOT, into).build(request.param)
+    with tempfile.TemporaryDirectory(prefix="dats-image-") as into:
+        Path(into).chmod(0o755)
+        yield request.param, Builder(ROOT, Path(into)).build(request.param)
 
 
 @contextmanager

@@ -161,7 +161,7 @@ async def _more(statuses: list[int | str], count: int) -> None:
     await eventually(answered, what=f"{count} more queries")
 
 
-async def test_a_stream_arrives_as_it_is_written(scene: Scene) -> None:
+async def test_a_stream_arrives_as_it_is_written_and_metrics_are_not_for_clients(scene: Scene) -> None:
     held = asyncio.Event()
     scene.ollama.answers(Answer([held, piece("A report on invoices [1]."), done()]))
     async with scene.client() as client:
@@ -174,7 +174,8 @@ async def test_a_stream_arrives_as_it_is_written(scene: Scene) -> None:
             assert first  # while the model has not said a word
             held.set()
             rest = [line async for line in lines]
-    assert "event: token" in rest
+        assert "event: token" in rest
+        assert (await client.get("/metrics")).status_code == 404
 
 
 async def _until(lines: AsyncIterator[str], wanted: str) -> AsyncIterator[str]:
@@ -182,9 +183,3 @@ async def _until(lines: AsyncIterator[str], wanted: str) -> AsyncIterator[str]:
         yield line
         if line == wanted:
             return
-
-
-async def test_what_replicas_show_of_themselves_is_not_for_clients(scene: Scene) -> None:
-    async with scene.client() as client:
-        assert (await client.get("/metrics")).status_code == 404
-        assert (await client.get("/api/v1/health/ready")).status_code == 200
