@@ -16,10 +16,8 @@ from threading import Thread
 from typing import TYPE_CHECKING, TypeVar
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
-
 from dats_common.errors import ConfigurationError, Unavailable
+from dats_common.telemetry.metrics import Metrics
 from services.writer.progress import Progress
 
 if TYPE_CHECKING:
@@ -48,7 +46,7 @@ class Watched:
     progress: Progress
     silence_limit_s: float
     needs: Mapping[str, Callable[[], Awaitable[object]]]
-    registry: CollectorRegistry
+    metrics: Metrics
 
 
 @dataclass(slots=True)
@@ -112,9 +110,9 @@ class Probes:
     def _wsgi(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
         if path == METRICS and self.watched is not None:
-            encode, content_type = choose_encoder(environ.get("HTTP_ACCEPT", ""))
+            body, content_type = self.watched.metrics.exposition(environ.get("HTTP_ACCEPT", ""))
             start_response("200 OK", [("Content-Type", content_type)])
-            return [encode(self.watched.registry)]
+            return [body]
         looks: dict[str, Callable[[], str]] = {LIVE: self.live, READY: self.ready, METRICS: lambda: "starting"}
         trouble = looks[path]() if path in looks else ""
         status = HTTPStatus.SERVICE_UNAVAILABLE if trouble else HTTPStatus.OK if path in looks else HTTPStatus.NOT_FOUND

@@ -222,7 +222,7 @@ def watched(settings: Settings, writer: Writer) -> Watched:
         progress=writer.progress,
         silence_limit_s=settings.events.watchdog_s,
         needs={"ledger": writer.ledger.ping, "index": writer.index.ping, "broker": writer.bus.ping},
-        registry=writer.metrics.registry,
+        metrics=writer.metrics,
     )
 
 
