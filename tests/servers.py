@@ -336,7 +336,7 @@ class PostgresCluster(PostgresServer):
         return [server, *map(int, children)]
 
 
-def _postgres_programs() -> Path | None:
+def postgres_programs() -> Path | None:
     """Directory of `initdb`: Debian keeps it off the PATH, by version."""
     debian = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda found: int(found.parts[-3]))
     if debian:
@@ -354,7 +354,7 @@ def open_postgres_server() -> Iterator[PostgresServer]:
     if url := os.environ.get("DATS_TEST_POSTGRES_URL"):
         yield PostgresServer(urlsplit(url)._replace(scheme="postgresql").geturl())
         return
-    programs = _postgres_programs()
+    programs = postgres_programs()
     if programs is None:
         raise ServerMissing("no PostgreSQL: run scripts/install-servers.sh as root, or set DATS_TEST_POSTGRES_URL")
     with tempfile.TemporaryDirectory(prefix="dats-postgres-", ignore_cleanup_errors=True) as base:

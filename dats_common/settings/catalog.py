@@ -40,6 +40,11 @@ class Setting:
         """Dotted, as messages and the reference page show it."""
         return ".".join(self.path)
 
+    @property
+    def file_env(self) -> str | None:
+        """The variable that names a file with the value: for secrets, which orchestrators hand over as files."""
+        return f"{self.env}_FILE" if self.env and self.field.annotation is SecretStr else None
+
 
 @dataclass(frozen=True, slots=True)
 class Described:

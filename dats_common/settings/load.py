@@ -26,7 +26,8 @@ def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
 
     Args:
         path: the YAML file; None: DATS_CONFIG, else the file that comes with the service.
-        environ: an empty variable counts as not set.
+        environ: an empty variable counts as not set; a secret's variable with _FILE behind it names a file that holds
+            the secret.
 
     Raises: ConfigurationError: names the misspelt or wrong setting, the nearest valid name and where it was found.
     """
@@ -37,9 +38,9 @@ def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
     _check_keys(values, Settings, (), file)
     origins = dict.fromkeys(_names(values, ()), f"file {file}")
     for setting in known:
-        if setting.env and (text := environ.get(setting.env, "").strip()):
+        for name, text in _given(setting, environ):
             _put(values, setting.path, text)
-            origins[setting.name] = f"env {setting.env}"
+            origins[setting.name] = f"env {name}"
     try:
         settings = Settings.model_validate(values)
     except ValidationError as error:
@@ -49,10 +50,33 @@ def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
 
 
 def _check_variables(environ: Mapping[str, str], known: Iterable[Setting]) -> None:
-    names = {CONFIG_VARIABLE, *(setting.env for setting in known if setting.env)}
+    names = {CONFIG_VARIABLE, *(name for setting in known for name in (setting.env, setting.file_env) if name)}
     for name in sorted(environ):
         if name.startswith(_OWN_PREFIXES) and not name.startswith(_TEST_PREFIX) and name not in names:
             raise ConfigurationError(f"unknown variable {name} in the environment{_nearest(name, names)}")
+
+
+def _given(setting: Setting, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The variable that sets it and its text, if one does."""
+    text = environ.get(setting.env, "").strip() if setting.env else ""
+    file = environ.get(setting.file_env, "").strip() if setting.file_env else ""
+    if text and file:
+        raise ConfigurationError(f"{setting.env} and {setting.file_env} are both set; set one of them")
+    if text and setting.env:
+        yield setting.env, text
+    if file and setting.file_env:
+        yield setting.file_env, _read_secret(setting.file_env, Path(file))
+
+
+def _read_secret(name: str, file: Path) -> str:
+    try:
+        secret = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{name} names {file}, which cannot be read: {type(error).__name__}") from error
+    if not secret:
+        # An empty value would mean the embedded engine, or no password: never what naming a file meant.
+        raise ConfigurationError(f"{name} names {file}, which is empty")
+    return secret
 
 
 def _file(path: Path | None, environ: Mapping[str, str]) -> Path | None:

@@ -18,6 +18,9 @@ Defaults come first, then the YAML file (`{CONFIG_VARIABLE}` names another than 
 environment, which wins; an empty variable counts as not set. A misspelt key in the file, or an unknown `DATS_*` or
 `RAG_*` variable, stops the start with the nearest valid name. `dats-rag doctor` prints what each setting resolved to,
 secrets masked.
+
+A secret can come from a file, such as Docker's and Kubernetes' secrets: put `_FILE` behind its variable and name the
+file, as in `DATS_SQL_URL_FILE=/run/secrets/sql_url`. A file that is missing or empty stops the start.
 """
 
 

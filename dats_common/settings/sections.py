@@ -387,7 +387,9 @@ class Telemetry(Section):
     """Metrics and traces. Other OTEL_* variables are read by OpenTelemetry itself."""
 
     writer_metrics_port: Annotated[int, Field(ge=0, le=65_535), Env("DATS_WRITER_METRICS_PORT")] = Field(
-        0, description="the writer serves /metrics here (a replica on its HTTP port); 0: it does not"
+        0,
+        description="the writer serves /metrics, /health/live and /health/ready here (a replica on its HTTP port); "
+        "0: it does not",
     )
 
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Env("DATS_LOG_LEVEL")] = Field(

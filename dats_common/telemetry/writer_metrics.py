@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from dats_common.domain.taint import FlipVerdict, Verdict
 from dats_common.telemetry.metrics import CHUNK_BUCKETS_S, WORK_QUEUES, ServiceMetrics
 
@@ -40,12 +37,3 @@ class WriterMetrics(ServiceMetrics):
         self.writer_active = self.gauge(
             "rag_writer_active", "1 while this process believes to be the active writer", unit="1"
         )
-
-    @contextmanager
-    def served(self, host: str, port: int) -> Iterator[None]:
-        """Serve /metrics from a thread; port 0 serves nothing. Raises: ConfigurationError: the port is taken."""
-        if port == 0:
-            yield
-            return
-        with self._served(host, port, remedy="set DATS_WRITER_METRICS_PORT to another"):
-            yield

@@ -42,25 +42,28 @@ def run(settings: Settings) -> int:
 
 async def consume(settings: Settings, ports: AbstractAsyncContextManager[WriterPorts]) -> None:
     """Work over `ports` until SIGTERM or SIGINT. Raises: ConfigurationError, DatsError: as opening them does."""
+    from services.writer.probes import Probes
     from services.writer.progress import watchdog
-    from services.writer.wiring import open_writer
+    from services.writer.wiring import open_writer, watched
 
     stop = asyncio.Event()
     starting = asyncio.current_task()
     assert starting is not None  # noqa: S101  a coroutine runs in a task
     # During the start nothing is in hand, and a broker that is away is waited for without end.
     _on_signals(starting.cancel)
-    with suppress(asyncio.CancelledError):
+    probes = Probes(asyncio.get_running_loop())
+    with (
+        probes.served(settings.server.host, settings.telemetry.writer_metrics_port),
+        suppress(asyncio.CancelledError),
+    ):
         async with ports as opened, open_writer(settings, opened) as writer:
+            probes.watched = watched(settings, writer)
             _on_signals(stop.set)
             spare_the_collector()
             log("writer").info(
                 "consuming", writer_id=writer.writer_id, model=writer.encoder.model, backend=writer.encoder.backend
             )
-            with (
-                watchdog(writer.progress, limit_s=settings.events.watchdog_s),
-                writer.metrics.served(settings.server.host, settings.telemetry.writer_metrics_port),
-            ):
+            with watchdog(writer.progress, limit_s=settings.events.watchdog_s):
                 await writer.work(until=stop, drain_s=settings.events.drain_s)
     log("writer").info("stopped")
 

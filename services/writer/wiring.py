@@ -35,6 +35,7 @@ from services.writer.leadership import Leadership
 from services.writer.observer import MetricsObserver
 from services.writer.pipeline import EmbeddingPipeline
 from services.writer.ports import WriterPorts
+from services.writer.probes import Watched
 from services.writer.progress import Progress, Turn, waiting
 from services.writer.writer import Writer
 
@@ -231,6 +232,16 @@ def build_writer(
         progress=progress,
         sweep_interval_s=settings.events.sweep_interval_s,
         answers_kept_s=settings.answers.kept_days * 86_400.0,
+    )
+
+
+def watched(settings: Settings, writer: Writer) -> Watched:
+    """What the probes look at. The encoder is not asked: one that is away is no reason to take a writer's place."""
+    return Watched(
+        progress=writer.progress,
+        silence_limit_s=settings.events.watchdog_s,
+        needs={"ledger": writer.ledger.ping, "index": writer.index.ping, "broker": writer.bus.ping},
+        metrics=writer.metrics,
     )
 
 

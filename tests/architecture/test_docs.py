@@ -324,7 +324,7 @@ def wrong_commands(one: Page) -> set[str]:
 
 
 _FILE = re.compile(r"(?P<path>[\w./-]+\.(?:py|md|json|ya?ml|toml|txt|sh))(?::(?P<name>[A-Za-z_][\w.]*))?")
-_FOLDERS = ("dats_common/", "services/", "docs/", "tests/", "config/", "scripts/", ".ci/")
+_FOLDERS = ("dats_common/", "services/", "docs/", "tests/", "config/", "scripts/", ".ci/", "deploy/")
 
 
 def wrong_paths(one: Page) -> set[str]:
@@ -377,7 +377,9 @@ _VARIABLE = re.compile(r"\b(?:DATS|RAG|QDRANT|RABBITMQ|LIGHTRAG|OTEL|OLLAMA|EMBE
 
 
 def wrong_variables(one: Page) -> set[str]:
-    known = {setting.env for setting in catalog()} | {CONFIG_VARIABLE} | vars(environment_variables).keys()
+    known = {name for setting in catalog() for name in (setting.env, setting.file_env)} | {CONFIG_VARIABLE}
+    known |= {name for file in ROOT.glob("docker-compose*.yml") for name in re.findall(r"\$\{(\w+)", file.read_text())}
+    known |= vars(environment_variables).keys()
     for_tests = {
         name
         for file in (ROOT / "tests").rglob("*.py")

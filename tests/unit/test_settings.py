@@ -241,6 +241,38 @@ def test_a_wrong_variable_is_named_with_its_setting_and_not_quoted() -> None:
     assert "s3cret" not in str(caught.value)
 
 
+def test_a_secret_can_come_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "sql_url"
+    file.write_text("postgresql://dats_writer:pass@db/rag\n")
+    settings = load_settings(None, {"DATS_SQL_URL_FILE": str(file)})
+    assert settings.sql.url.get_secret_value() == "postgresql://dats_writer:pass@db/rag"
+    described = next(each for each in describe(settings) if each.setting == "sql.url")
+    assert (described.value, described.origin) == ("postgresql://dats_writer:***@db/rag", "env DATS_SQL_URL_FILE")
+
+
+@pytest.mark.parametrize(
+    ("text", "also", "said"),
+    [
+        (None, "", "DATS_SQL_URL_FILE names .*, which cannot be read: FileNotFoundError"),
+        (" \n", "", "which is empty"),
+        ("postgresql://a", "postgresql://b", "DATS_SQL_URL and DATS_SQL_URL_FILE are both set"),
+    ],
+)
+def test_a_secret_that_its_file_does_not_hold_stops_the_start(
+    tmp_path: Path, text: str | None, also: str, said: str
+) -> None:
+    file = tmp_path / "sql_url"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigurationError, match=said):
+        load_settings(None, {"DATS_SQL_URL_FILE": str(file), "DATS_SQL_URL": also})
+
+
+def test_only_a_secret_can_come_from_a_file() -> None:
+    with pytest.raises(ConfigurationError, match="unknown variable DATS_CONFIG_FILE"):
+        load_settings(None, {"DATS_CONFIG_FILE": "x"})
+
+
 def test_a_missing_file_stops_the_start_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere\.yaml"):
         load_settings(tmp_path / "nowhere.yaml", {})
