@@ -20,7 +20,7 @@ from servers import ServerMissing
 from tests.operate import faults
 from tests.operate.boards import Asked, queries
 from tests.operate.prometheus import SHIPPED, Prometheus, Watch, open_prometheus
-from tests.operate.shortened import LEAST_WINDOW_S, SCRAPE_S
+from tests.operate.shortened import EVALUATE_S, LEAST_WINDOW_S, SCRAPE_S
 from tests.operate.stage import Stage, open_stage
 from tests.operate.work import ANSWER, OFF_TOPIC, ON_TOPIC, answers, approvals, going_on, searches, withdrawals
 
@@ -106,6 +106,13 @@ async def a_corpus(stage: Stage) -> AsyncIterator[None]:
 
 async def a_well_fleet_has_data_everywhere_and_no_alert(stage: Stage, prometheus: Prometheus) -> int:
     """Returns the number of recording rules."""
+    running = ("prometheus", "rabbitmq", "rag-query", "rag-writer")
+
+    async def scraped() -> bool:
+        up = await prometheus.targets_up()
+        return all(answers for target, answers in up.items() if target.startswith(running))
+
+    await eventually(scraped, what="a first scrape of everything", timeout_s=DATA_WITHIN_S)
     started = time.time()
     stage.watch([replica.url for replica in stage.fleet.replicas], port=stage.watch_ports[0])
     async with (
@@ -114,7 +121,7 @@ async def a_well_fleet_has_data_everywhere_and_no_alert(stage: Stage, prometheus
     ):
         await _all_have_data(prometheus, started)
         recorded = await _recording_rules_have_data(prometheus, started)
-    firing = await prometheus.range('ALERTS{alertstate="firing"}', start=started, end=time.time(), step_s=SCRAPE_S)
+    firing = await prometheus.range('ALERTS{alertstate="firing"}', start=started, end=time.time(), step_s=EVALUATE_S)
     assert {series["alertname"] for series, _ in firing} - MAY_FIRE_ON_A_WELL_FLEET == set()
     return recorded
 
@@ -226,6 +233,7 @@ async def an_index_that_is_away(stage: Stage, watch: Watch) -> None:
     async with producer(stage.fleet.amqp_url) as team, going_on(searches(stage, ON_TOPIC)):
         await faults.publish_an_old_event(team)
         await watch.until(("DatsRagQueueOld", ""), ("DatsRagQueryErrorBudgetBurn", "fast"), timeout_s=FIRES_WITHIN_S)
+    await asyncio.to_thread(stage.fleet.start_engine)
 
 
 async def a_broker_that_is_away(stage: Stage, watch: Watch) -> None:
