@@ -1,5 +1,6 @@
 #!/bin/sh
 # Installs the servers that the tests start privately: RabbitMQ, PostgreSQL and HAProxy, as Debian packages.
+# Installs the servers that the tests start privately: RabbitMQ, PostgreSQL and Prometheus, as Debian packages.
 # Instant when they are there. No system service is started or enabled to start.
 set -eu
 
@@ -7,6 +8,7 @@ missing=""
 [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] || missing="$missing rabbitmq-server"
 ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null 2>&1 || missing="$missing postgresql"
 [ -x /usr/sbin/haproxy ] || command -v haproxy >/dev/null 2>&1 || missing="$missing haproxy"
+command -v prometheus >/dev/null 2>&1 || missing="$missing prometheus"
 
 # Servers named by URL need no program here.
 [ -z "${DATS_TEST_RABBITMQ_URL:-}" ] || missing=$(echo "$missing" | sed 's/ rabbitmq-server//')

@@ -17,7 +17,8 @@ from servers import PostgresServer, RabbitServer, ServerMissing, open_postgres_s
 S = TypeVar("S")
 
 
-def _missing(error: ServerMissing) -> NoReturn:
+def skip_or_fail(error: ServerMissing) -> NoReturn:
+    """Skipped on a laptop, a failure where `CI=true`."""
     if os.environ.get("CI") == "true":
         pytest.fail(str(error))
     pytest.skip(str(error))
@@ -28,7 +29,7 @@ def _or_skip(opening: AbstractContextManager[S]) -> Iterator[S]:
     try:
         server = opening.__enter__()
     except ServerMissing as missing:
-        _missing(missing)
+        skip_or_fail(missing)
     try:
         yield server
     finally:
@@ -55,7 +56,7 @@ def model_file() -> Path:
     try:
         return small_model()
     except ServerMissing as missing:
-        _missing(missing)
+        skip_or_fail(missing)
 
 
 @pytest.fixture

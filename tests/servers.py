@@ -59,12 +59,14 @@ class RabbitNode(RabbitServer):
     """A broker of our own in `base`: own cookie, node name, ports and name server, so that runs never meet.
 
     With `joins` it becomes a member of that node's cluster at its first start, and shares cookie and name server.
+    With `metrics_port` it has its plugin for Prometheus there.
     """
 
     controllable = True
 
-    def __init__(self, base: Path, *, joins: RabbitNode | None = None) -> None:
+    def __init__(self, base: Path, *, joins: RabbitNode | None = None, metrics_port: int | None = None) -> None:
         self._base = base
+        self._metrics_port = metrics_port
         self._port, self._dist_port = free_port(), free_port()
         self._joins = joins
         self._epmd_port: int = joins._epmd_port if joins else free_port()
@@ -170,11 +172,12 @@ class RabbitNode(RabbitServer):
         cookie = home / ".erlang.cookie"
         cookie.write_text(self._cookie)
         cookie.chmod(0o400)
-        (self._base / "enabled_plugins").write_text("[].\n")
+        plugins = "" if self._metrics_port is None else "rabbitmq_prometheus"
+        (self._base / "enabled_plugins").write_text(f"[{plugins}].\n")
         (self._base / "rabbitmq.conf").write_text(
             f"listeners.tcp.default = 127.0.0.1:{self._port}\n"
             "disk_free_limit.absolute = 200MB\n"
-            "vm_memory_high_watermark.absolute = 1GB\n" + self._formation()
+            "vm_memory_high_watermark.absolute = 1GB\n" + self._formation() + self._metrics()
         )
 
     def _formation(self) -> str:
@@ -184,6 +187,11 @@ class RabbitNode(RabbitServer):
             "cluster_formation.peer_discovery_backend = classic_config\n"
             f"cluster_formation.classic_config.nodes.1 = {self._joins.name}\n"
         )
+
+    def _metrics(self) -> str:
+        if self._metrics_port is None:
+            return ""
+        return f"prometheus.tcp.ip = 127.0.0.1\nprometheus.tcp.port = {self._metrics_port}\n"
 
     def _environment(self) -> Mapping[str, str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("RABBITMQ_")}

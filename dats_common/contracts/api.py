@@ -29,6 +29,8 @@ from dats_common.contracts.metadata import ArtifactMetadata
 DEFAULT_MAX_TOKENS = 2000  # Source: spec 1, QueryRequest
 DEFAULT_TOP_K = 10  # Source: spec 1, query.result_limit
 MAX_QUERY_CHARS = 4096
+CANARY_PROJECT = "dats-rag-verify"
+"""Project of the canaries of `dats-rag verify`: queries for it are no questions of people."""
 MAX_FILTER_IDS = 1000
 MAX_BATCH_IDS = 10_000
 

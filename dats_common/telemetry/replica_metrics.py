@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from dats_common.contracts.api import CANARY_PROJECT
 from dats_common.records import Drafted
 from dats_common.telemetry.metrics import LATENCY_BUCKETS_S, FirstNames, ServiceMetrics
 
@@ -64,7 +65,7 @@ class QueryMetrics(ServiceMetrics):
         self.query_outcomes = self.counter(
             "rag_query_outcomes",
             "Queries by what was found: `hit` where the best source is as similar as `query.min_similarity`, `weak` "
-            "where it only has the terms, `empty` where nothing was shown",
+            "where it only has the terms, `empty` where nothing was shown; canaries do not count",
             unit="queries",
             labels={**mode, "outcome": ("hit", "weak", "empty")},
         )
@@ -215,6 +216,8 @@ class QueryMetrics(ServiceMetrics):
         found = "empty" if not sources else "hit" if best >= relevant_from else "weak"
         self.query_results.labels(mode=mode).observe(len(sources))
         self.query_tokens.labels(project_id=self.project(project_id)).observe(tokens)
+        if project_id == CANARY_PROJECT:
+            return  # withdrawn ones are looked for all the time: that nothing is found is well
         self.best_similarity.labels(mode=mode).observe(best)
         self.query_outcomes.labels(mode=mode, outcome=found).inc()
         self.top_k_coverage.labels(mode=mode).observe(len(sources) / top_k)

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dats_common.clients.rag import RAGClient, RAGError, RAGForbidden, RAGInvalid
+from dats_common.contracts.api import CANARY_PROJECT
 from dats_common.errors import Unavailable
 from services.verify.verdict import LOOKS_AFTER, Look, Round
 
-RESERVED = "dats-rag-verify"
+RESERVED = CANARY_PROJECT
 """Project, user, and beginning of the artifact ids. No real artifact and no real user may have this name."""
 
 _MODES = ("hybrid", "vector", "keyword")

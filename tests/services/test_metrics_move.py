@@ -28,6 +28,7 @@ from dats_common.adapters.sql.identity import open_key_store
 from dats_common.adapters.sql.ledger import open_ledger
 from dats_common.adapters.sql.owners import open_owners
 from dats_common.adapters.support.judge import ModelJudge
+from dats_common.contracts.api import CANARY_PROJECT
 from dats_common.contracts.topology import ARTIFACT_TAINTED, TAINTS_QUEUE, VALIDATED_QUEUE
 from dats_common.domain.grounding import Pair
 from dats_common.domain.model import ArtifactKey
@@ -114,6 +115,15 @@ async def test_what_only_has_the_terms_is_no_hit(rig: Rig, replica: httpx.AsyncC
     await ask(replica, "report on invoices")
     after = await scrape(replica)
     assert after("rag_query_outcomes_total", outcome="weak") - before("rag_query_outcomes_total", outcome="weak") == 1
+
+
+async def test_looks_for_canaries_are_no_questions_that_find_nothing(replica: httpx.AsyncClient) -> None:
+    before = await scrape(replica)
+    await ask(replica, "zebra quagga", search_mode="vector", project_id=CANARY_PROJECT)
+    after = await scrape(replica)
+    assert after("rag_query_outcomes_total") == before("rag_query_outcomes_total")
+    name = "rag_query_latency_seconds_count"
+    assert after(name) - before(name) == 1, "but they take time"
 
 
 async def test_sources_have_the_age_of_their_version(replica: httpx.AsyncClient) -> None:
