@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from dats_common.errors import InvalidInput, Refused
 from services.cli.console import Voice
 from services.cli.options import (
     DEFAULT_URL,
@@ -131,6 +132,38 @@ def readmit_quarantined(
     settings = settings_for(config=config, data=data)
     well = asyncio.run(readmit_all(settings, entries, voice=Voice(as_json=as_json)))
     raise typer.Exit(0 if well else EXIT_NO)
+
+
+def untaint(
+    artifact: Annotated[str, typer.Argument(help="Its id.", metavar="ID")],
+    tainted_at: Annotated[
+        str | None, typer.Option("--tainted-at", help="Which taint was wrong, by its time as this command shows it.")
+    ] = None,
+    reason: Annotated[str | None, typer.Option("--reason", help="For the record; needed with --tainted-at.")] = None,
+    body: Body = False,
+    tenant: Tenant = None,
+    config: Config = None,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """What a taint took away; with --tainted-at, show it again. Exit 1 where that is refused."""
+    from services.cli.untaint import show_withdrawn, take_back
+
+    if (tainted_at is None) != (reason is None):
+        raise typer.BadParameter("--tainted-at and --reason go together")
+    voice, settings = Voice(as_json=as_json), settings_for(config=config, data=data)
+    try:
+        if tainted_at is None or reason is None:
+            asyncio.run(show_withdrawn(settings, artifact, tenant_id=tenant, with_content=body, voice=voice))
+        else:
+            asyncio.run(
+                take_back(settings, artifact, tenant_id=tenant, tainted_at=tainted_at, reason=reason, voice=voice)
+            )
+    except InvalidInput:
+        raise  # wrong usage, not a refusal
+    except Refused as refusal:
+        voice.note(str(refusal))
+        raise typer.Exit(EXIT_NO) from None
 
 
 def sweep(config: Config = None, data: Data = None, as_json: Json = False) -> None:

@@ -26,6 +26,7 @@ from dats_common.adapters.sql.row_security import AS_WRITER, Access
 from dats_common.adapters.sql.rows import SLICE, enqueue, insert, is_any_of, key_of, slices
 from dats_common.adapters.sql.tables import artifacts, chunks, documents, outbox, pending, writers
 from dats_common.adapters.sql.tainting import commit_taint
+from dats_common.adapters.sql.untainting import untainted_event, withdrawn_source
 from dats_common.adapters.sql.writing import (
     abandon_generations,
     admit_events,
@@ -48,6 +49,7 @@ from dats_common.records import (
     OutboxEvent,
     Quarantined,
     TaintReceipt,
+    Withdrawn,
 )
 
 # How long a relay may hold events it has claimed. A relay that dies delays them by this much and no more; one that
@@ -256,6 +258,12 @@ class SqlLedger:
 
     async def resolve(self, entry_id: int) -> None:
         await resolve_entry(self._database, entry_id)
+
+    async def withdrawn(self, key: ArtifactKey, *, with_content: bool = False) -> Withdrawn:
+        return await withdrawn_source(self._database, key, with_content=with_content)
+
+    async def untainted(self, key: ArtifactKey, *, tainted_at: int, reason: str, actor: str) -> Validated:
+        return await untainted_event(self._database, key, tainted_at=tainted_at, reason=reason, actor=actor)
 
     async def ping(self) -> None:
         async with self._database.reading() as connection:
