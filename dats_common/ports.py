@@ -562,6 +562,18 @@ class LedgerInventory(Protocol):
     async def live_generations(self, *, limit: int, after: ArtifactKey | None = None) -> list[LiveGeneration]:
         """In the order of their keys, from the one behind `after`."""
 
+    async def announced(self, event_ids: Sequence[str]) -> frozenset[str]:
+        """Those of these events that are in the outbox, sent or not."""
+
+    async def first_announced(self) -> int | None:
+        """When the oldest event of the outbox was put there, an ORD; None: it is empty."""
+
+    async def writers(self) -> list[Heartbeat]:
+        """What each writer last said, the newest first; the old rows of those that are gone, too."""
+
+    async def epoch(self) -> int:
+        """Which writer's turn it is; 0: there was none yet."""
+
 
 class OperatorsBus(Bus, DeadLetters, LookBack, Protocol):
     """All that a broker offers."""

@@ -76,6 +76,18 @@ async def migrate_ledger(settings: Settings) -> str:
     return await migrate(url, timeout_s=settings.sql.timeout_s)
 
 
+async def back_up_ledger(settings: Settings, target: Path) -> int:
+    """Copy the embedded ledger; the copy's size in bytes. Raises: ConfigurationError, LedgerUnavailable."""
+    from dats_common.adapters.sql.backup import copy_file
+
+    if not settings.sql.is_embedded:
+        raise ConfigurationError(
+            'the ledger is on PostgreSQL: use pg_dump as a superuser; docs/runbook.md, "Backup", has the commands'
+        )
+    source = settings.data_dir / "ledger.db"
+    return await asyncio.to_thread(copy_file, source, target, timeout_s=settings.sql.timeout_s)
+
+
 def _access(settings: Settings, acting: Acting) -> Access:
     from dats_common.adapters.sql.connecting import is_local
     from dats_common.adapters.sql.row_security import Access
