@@ -345,11 +345,16 @@ async def open_bus(settings: Settings, *, name: str, patient: bool = True) -> As
         publish_timeout_s=broker.publish_timeout_s,
         connect_timeout_s=None if patient else broker.connect_timeout_s,
         heartbeat_s=broker.heartbeat_s,
-        report=lambda waited_s, error: log(name).warning(
-            "broker_waited", waited_s=round(waited_s, 1), detail=str(error)
-        ),
+        report=_waiting(name) if patient else lambda _waited_s, _error: None,  # its caller hears of it by the error
     ) as bus:
         yield bus
+
+
+def _waiting(name: str) -> Callable[[float, BrokerUnavailable], None]:
+    def report(waited_s: float, error: BrokerUnavailable) -> None:
+        log(name).warning("broker_waited", waited_s=round(waited_s, 1), detail=str(error))
+
+    return report
 
 
 @asynccontextmanager

@@ -38,3 +38,8 @@ def run_commands(
     )
     assert ran.returncode == status, f"exit {ran.returncode}:\n{ran.stdout}\n{ran.stderr}"
     return ran
+
+
+def headings() -> set[str]:
+    """Of the runbook."""
+    return set(re.findall(r"^#+ (.+)$", RUNBOOK.read_text(encoding="utf-8"), re.MULTILINE))
