@@ -8,6 +8,7 @@ DatsError
 │   └── NotFound
 ├── Unavailable             worth repeating later: a retry, a 503 with Retry-After
 │   ├── LedgerUnavailable
+│   │   └── LoginRefused     the database takes no such login; somebody may be changing it
 │   ├── IndexUnavailable
 │   ├── EncoderUnavailable
 │   ├── RerankerUnavailable  never reaches a caller: answers keep the order of fusion
@@ -65,6 +66,10 @@ class Unavailable(DatsError):
 
 class LedgerUnavailable(Unavailable):
     """The SQL ledger did not answer. Nothing may be served without it."""
+
+
+class LoginRefused(LedgerUnavailable):
+    """The database does not let this login in: at the start a mistake, later maybe a password that is being changed."""
 
 
 class IndexUnavailable(Unavailable):

@@ -48,6 +48,7 @@ from dats_common.records import (
     TagOwner,
     TaintReceipt,
     User,
+    Withdrawn,
 )
 
 if TYPE_CHECKING:
@@ -506,6 +507,16 @@ MOST_DEAD_LETTERS = 10_000
 of more than these, the ones behind move to the front."""
 
 
+class LookBack(Protocol):
+    """What a broker still has of what we published; every `Bus` has it."""
+
+    async def published(self) -> list[bytes]:
+        """Bodies of the events in `rag-service-published`, the oldest first; looked at, not taken.
+
+        Raises: BrokerUnavailable.
+        """
+
+
 class Quarantine(Protocol):
     """The ledger's quarantine, for operators; `Ledger` fills it."""
 
@@ -520,6 +531,19 @@ class Quarantine(Protocol):
 
     async def resolve(self, entry_id: int) -> None:
         """Close an entry: its readmission is on its way. Repeating it is harmless."""
+
+
+class Withdrawals(Protocol):
+    """What taints took away, for operators who take back a wrong one; `Ledger` keeps it."""
+
+    async def withdrawn(self, key: ArtifactKey, *, with_content: bool = False) -> Withdrawn:
+        """Raises: NotFound: nothing of it is withdrawn, or the ledger has no source of it."""
+
+    async def untainted(self, key: ArtifactKey, *, tainted_at: int, reason: str, actor: str) -> Validated:
+        """The kept source as a version right behind that taint; audited. Shows nothing yet: send it to the writer.
+
+        Raises: NotFound; Refused: see `domain.taint.Untaint`.
+        """
 
 
 class IndexInventory(Protocol):
@@ -538,12 +562,24 @@ class LedgerInventory(Protocol):
     async def live_generations(self, *, limit: int, after: ArtifactKey | None = None) -> list[LiveGeneration]:
         """In the order of their keys, from the one behind `after`."""
 
+    async def announced(self, event_ids: Sequence[str]) -> frozenset[str]:
+        """Those of these events that are in the outbox, sent or not."""
 
-class OperatorsBus(Bus, DeadLetters, Protocol):
+    async def first_announced(self) -> int | None:
+        """When the oldest event of the outbox was put there, an ORD; None: it is empty."""
+
+    async def writers(self) -> list[Heartbeat]:
+        """What each writer last said, the newest first; the old rows of those that are gone, too."""
+
+    async def epoch(self) -> int:
+        """Which writer's turn it is; 0: there was none yet."""
+
+
+class OperatorsBus(Bus, DeadLetters, LookBack, Protocol):
     """All that a broker offers."""
 
 
-class OperatorsLedger(Ledger, Quarantine, LedgerInventory, Protocol):
+class OperatorsLedger(Ledger, Quarantine, Withdrawals, LedgerInventory, Protocol):
     """All that a ledger offers."""
 
 

@@ -361,7 +361,7 @@ class AuditEntry:
     """Who did what, never with which secret. `at` is an ORD; of many artifact ids the first are kept."""
 
     at: int
-    action: Literal["taint", "key_created", "key_revoked", "key_refused", "owners_changed"]
+    action: Literal["taint", "untaint", "key_created", "key_revoked", "key_refused", "owners_changed"]
     actor: str
     tenant_id: str | None = None
     key_id: str | None = None
@@ -424,6 +424,23 @@ class Quarantined:
     reason: str
     event_id: str
     age_s: float
+    size_chars: int
+    content: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """What a taint took away, and what the ledger keeps of it. Its content is there only where it was asked for.
+
+    Attributes:
+        tainted_at: when the latest taint that covers it was sent, an ORD.
+        version: of the kept source.
+    """
+
+    key: ArtifactKey
+    tainted_at: int
+    version: int
+    title: str
     size_chars: int
     content: str | None = field(default=None, repr=False)
 

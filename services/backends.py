@@ -99,6 +99,18 @@ async def migrate_ledger(settings: Settings) -> str:
     return await migrate(url, timeout_s=settings.sql.timeout_s)
 
 
+async def back_up_ledger(settings: Settings, target: Path) -> int:
+    """Copy the embedded ledger; the copy's size in bytes. Raises: ConfigurationError, LedgerUnavailable."""
+    from dats_common.adapters.sql.backup import copy_file
+
+    if not settings.sql.is_embedded:
+        raise ConfigurationError(
+            'the ledger is on PostgreSQL: use pg_dump as a superuser; docs/runbook.md, "Backup", has the commands'
+        )
+    source = settings.data_dir / "ledger.db"
+    return await asyncio.to_thread(copy_file, source, target, timeout_s=settings.sql.timeout_s)
+
+
 def _access(settings: Settings, acting: Acting) -> Access:
     from dats_common.adapters.sql.connecting import is_local
     from dats_common.adapters.sql.row_security import Access
@@ -356,11 +368,16 @@ async def open_bus(settings: Settings, *, name: str, patient: bool = True) -> As
         publish_timeout_s=broker.publish_timeout_s,
         connect_timeout_s=None if patient else broker.connect_timeout_s,
         heartbeat_s=broker.heartbeat_s,
-        report=lambda waited_s, error: log(name).warning(
-            "broker_waited", waited_s=round(waited_s, 1), detail=str(error)
-        ),
+        report=_waiting(name) if patient else lambda _waited_s, _error: None,  # its caller hears of it by the error
     ) as bus:
         yield bus
+
+
+def _waiting(name: str) -> Callable[[float, BrokerUnavailable], None]:
+    def report(waited_s: float, error: BrokerUnavailable) -> None:
+        log(name).warning("broker_waited", waited_s=round(waited_s, 1), detail=str(error))
+
+    return report
 
 
 @asynccontextmanager

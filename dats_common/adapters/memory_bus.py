@@ -25,7 +25,13 @@ from dats_common.contracts.routing import (
     matches,
     replayed_headers,
 )
-from dats_common.contracts.topology import COMMANDS_EXCHANGE, DEAD_LETTERS_QUEUE, EMBED_COMMAND, EVENTS_EXCHANGE
+from dats_common.contracts.topology import (
+    COMMANDS_EXCHANGE,
+    DEAD_LETTERS_QUEUE,
+    EMBED_COMMAND,
+    EVENTS_EXCHANGE,
+    PUBLISHED_QUEUE,
+)
 from dats_common.errors import BrokerUnavailable, ConfigurationError
 from dats_common.ports import MOST_DEAD_LETTERS, Subscription
 from dats_common.records import DeadLetter, Delivery
@@ -263,6 +269,10 @@ class MemoryBus:
                 replayed.append(message.message_id)
         self.changed()
         return replayed
+
+    async def published(self) -> list[bytes]:
+        """See `ports.LookBack`."""
+        return [message.body for message in self.queue(PUBLISHED_QUEUE)]
 
     async def drop_dead_letters(self, *, only: Collection[str] | None = None) -> list[str]:
         """See `ports.DeadLetters`."""

@@ -310,6 +310,14 @@ class ComponentHealth(Result):
     detail: str = ""
 
 
+class HealthFinding(Result):
+    """One thing that somebody should see to; `runbook` is the heading of docs/runbook.md that says how."""
+
+    what: str
+    detail: str = ""
+    runbook: str
+
+
 class HealthResponse(Result):
     """The state of the service and of what it stands on."""
 
@@ -322,6 +330,7 @@ class HealthResponse(Result):
     index_metrics: IndexMetrics | None = None
     ollama: OllamaHealth | None = None
     components: dict[str, ComponentHealth] = Field(default_factory=dict)
+    findings: list[HealthFinding] = Field(default_factory=list)
 
 
 class ProbeResponse(Result):

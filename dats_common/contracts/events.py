@@ -133,6 +133,7 @@ class InvalidatedData(_Published):
     """
 
     artifact_ids: list[str]
+    tenant_id: Annotated[str | None, Field(description="null: every tenant")]
     cascade_id: str | None
     chunks_removed: int
     through: Annotated[
@@ -302,11 +303,22 @@ def build_completed(
 
 
 def build_invalidated(
-    *, event_id: str, at: int, artifact_ids: Sequence[str], cascade_id: str | None, chunks_removed: int, through: int
+    *,
+    event_id: str,
+    at: int,
+    artifact_ids: Sequence[str],
+    tenant_id: str | None,
+    cascade_id: str | None,
+    chunks_removed: int,
+    through: int,
 ) -> dict[str, Any]:
     """`embedding.invalidated`; write it in the transaction of the tombstone."""
     data = InvalidatedData(
-        artifact_ids=list(artifact_ids), cascade_id=cascade_id, chunks_removed=chunks_removed, through=through
+        artifact_ids=list(artifact_ids),
+        tenant_id=tenant_id,
+        cascade_id=cascade_id,
+        chunks_removed=chunks_removed,
+        through=through,
     )
     return build_event(EMBEDDING_INVALIDATED, data, event_id=event_id, at=at)
 

@@ -186,3 +186,33 @@ def readmit(state: ArtifactState, *, version: int, now: int) -> Readmission:
     if version <= state.tombstone.at:
         return Readmission.TAINTED
     return Readmission.GRANTED if now > state.tombstone.bound(own_clock=True) else Readmission.TOO_EARLY
+
+
+class Untaint(StrEnum):
+    """Whether an operator may show again what a taint took away, by naming the taint that was wrong."""
+
+    GRANTED = "granted"
+    NOT_TAINTED = "nothing is withdrawn: it is live, or no taint ever covered it"
+    ANOTHER_TAINT = "the latest taint is not the one that was named: look again"
+    NEWER = "a version of it is being written, or waits in quarantine: see to that one"
+    TOO_EARLY = "a taint from another clock still covers the present: try again once its skew is over"
+
+
+def untaint(state: ArtifactState, *, named: int, newer: bool, now: int) -> tuple[Untaint, int]:
+    """Whether the kept source may come back, and at which place.
+
+    The place is right behind what the taint covers, and not the present: whatever was approved or tainted after that
+    and is still on its way is newer, and wins. The same word twice is the same place, so a repeat is a duplicate.
+
+    Args:
+        named: when the taint that is taken back was sent. A later one, which the operator did not see, stands.
+        newer: a version no older than the kept one is known, and not shown yet.
+    """
+    at = state.tombstone.bound(own_clock=True) + 1
+    if state.is_live or not state.tombstone.stands:
+        return Untaint.NOT_TAINTED, at
+    if named != state.tombstone.at:
+        return Untaint.ANOTHER_TAINT, at
+    if newer:
+        return Untaint.NEWER, at
+    return (Untaint.GRANTED if at <= now else Untaint.TOO_EARLY), at

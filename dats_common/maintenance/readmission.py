@@ -1,11 +1,11 @@
-"""Showing a quarantined version again, on an operator's word."""
+"""Showing a version again on an operator's word: one that was quarantined, or one that a wrong taint took away."""
 
 from __future__ import annotations
 
 from dats_common.contracts.events import build_embed_command
 from dats_common.contracts.metadata import ArtifactMetadata
-from dats_common.domain.model import Validated
-from dats_common.ports import Bus, Quarantine
+from dats_common.domain.model import ArtifactKey, Validated
+from dats_common.ports import Bus, Quarantine, Withdrawals
 
 
 async def readmit(entry_id: int, *, quarantine: Quarantine, bus: Bus) -> Validated:
@@ -17,8 +17,29 @@ async def readmit(entry_id: int, *, quarantine: Quarantine, bus: Bus) -> Validat
     Raises: NotFound; Refused: a taint forbids it; BrokerUnavailable, LedgerUnavailable: repeat it.
     """
     event = await quarantine.readmission(entry_id)
+    await _send(event, bus=bus)
+    await quarantine.resolve(entry_id)
+    return event
+
+
+async def untaint(
+    key: ArtifactKey, *, tainted_at: int, reason: str, actor: str, withdrawals: Withdrawals, bus: Bus
+) -> Validated:
+    """Send the kept source to the writer as a version right behind the taint that was sent at `tainted_at`.
+
+    The tombstone stays: the writer judges the version like any other, by every taint and version that it knows by then.
+    The repeat of one that was interrupted is a duplicate.
+
+    Raises: NotFound; Refused: see `domain.taint.Untaint`; BrokerUnavailable, LedgerUnavailable: repeat it.
+    """
+    event = await withdrawals.untainted(key, tainted_at=tainted_at, reason=reason, actor=actor)
+    await _send(event, bus=bus)
+    return event
+
+
+async def _send(event: Validated, *, bus: Bus) -> None:
     if event.time.claimed is None:
-        raise ValueError("a readmission has the time of the ledger's clock")
+        raise ValueError("what comes again has a time of the ledger's clock")
     command = build_embed_command(
         event_id=event.event_id,
         at=event.time.claimed,
@@ -28,5 +49,3 @@ async def readmit(entry_id: int, *, quarantine: Quarantine, bus: Bus) -> Validat
         tenant_id=event.key.tenant_id,
     )
     await bus.command(command, event_id=event.event_id)
-    await quarantine.resolve(entry_id)
-    return event

@@ -16,7 +16,7 @@ from dats_common.contracts.api import SearchMode
 from dats_common.domain.model import DEFAULT_TENANT
 from dats_common.errors import ConfigurationError, DatsError, Refused
 from services.cli.console import Voice
-from services.cli.operating import dlq_app, quarantine_app, reindex, sweep, verify
+from services.cli.operating import backup, dlq_app, quarantine_app, reindex, replay_taints, sweep, untaint, verify
 from services.cli.options import (
     DEFAULT_URL,
     EXIT_CONFIGURATION,
@@ -46,6 +46,9 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(dlq_app, name="dlq")
 app.add_typer(quarantine_app, name="quarantine")
 app.add_typer(owners_app, name="owners")
+app.command()(untaint)
+app.command()(backup)
+app.command()(replay_taints)
 app.command()(sweep)
 app.command()(reindex)
 app.command()(verify)

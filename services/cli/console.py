@@ -65,6 +65,6 @@ class Bar:
         self._progress = progress
         self._task = progress.add_task(label, total=total)
 
-    def set(self, done: int) -> None:
-        """So much is done."""
-        self._progress.update(self._task, completed=done)
+    def set(self, done: int, *, of: int | None = None) -> None:
+        """So much is done, of so much if that is known only now."""
+        self._progress.update(self._task, completed=done, total=of)

@@ -7,8 +7,10 @@ import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from dats_common.errors import ConfigurationError, DatsError, LLMConnectionError
+from dats_common.domain.troubles import WHEN_AWAY, troubles
+from dats_common.errors import BrokerUnavailable, ConfigurationError, DatsError, LLMConnectionError, LoginRefused
 from dats_common.settings import Settings, describe
 from services.backends import (
     build_fallback,
@@ -25,18 +27,40 @@ from services.backends import (
     running_engine_port,
 )
 from services.cli.console import Voice
+from services.cli.standing import no_ledger_yet, stand
 
 _CHECK_TIMEOUT_S = 30.0
 
 
+_OTHER_MODEL = "The start is refused: another model wrote the collection"
+_REFUSED = "A start is refused for a role, a login or a table"
+
+
+class _Sign(ConfigurationError):
+    """What is wrong, with the heading of the runbook that has more."""
+
+    def __init__(self, detail: str, runbook: str) -> None:
+        super().__init__(detail)
+        self.runbook = runbook
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing the service stands on."""
+    """One thing the service stands on.
+
+    Attributes:
+        state: AWAY: it does not answer, or cannot be used; LOOK: it answers, and somebody should see to it.
+        runbook: heading of docs/runbook.md; empty where nothing is wrong.
+    """
 
     name: str
     where: str
-    well: bool
+    state: Literal["ok", "LOOK", "AWAY"]
     detail: str
+    runbook: str = ""
+
+
+Check = Callable[[Settings], Awaitable[str]]
 
 
 async def examine(settings: Settings, *, voice: Voice) -> bool:
@@ -47,44 +71,89 @@ async def examine(settings: Settings, *, voice: Voice) -> bool:
         ("setting", "value", "from"),
         [(item.setting, item.value, item.origin) for item in described],
     )
-    checks: list[tuple[str, str, Callable[[Settings], Awaitable[str]]]] = [
-        ("data directory", str(settings.data_dir.resolve()), _check_directory),
-        ("ledger", _where_ledger(settings), _check_ledger),
-        ("broker", "RabbitMQ" if not settings.rabbitmq.is_embedded else "embedded queue", _check_broker),
-        ("encoder", settings.lightrag.embedding_model, _check_encoder),
-        ("index", _where_index(settings), _check_index),
-        ("writer", "its last heartbeat in the ledger", _check_writer),
-        ("answers", _where_answers(settings), _check_answers),
-        ("callers", f"authentication {settings.auth.mode}", _check_callers),
+    # name, where, check, heading when it does not answer, heading when it cannot be used
+    checks: list[tuple[str, str, Check, str, str]] = [
+        ("data directory", str(settings.data_dir.resolve()), _check_directory, "", "The disk is full"),
+        ("ledger", _where_ledger(settings), _check_ledger, WHEN_AWAY["ledger"], _REFUSED),
+        (
+            "broker",
+            "RabbitMQ" if not settings.rabbitmq.is_embedded else "embedded queue",
+            _check_broker,
+            WHEN_AWAY["broker"],
+            WHEN_AWAY["broker"],
+        ),
+        (
+            "encoder",
+            settings.lightrag.embedding_model,
+            _check_encoder,
+            WHEN_AWAY["encoder"],
+            WHEN_AWAY["encoder"],
+        ),
+        ("index", _where_index(settings), _check_index, WHEN_AWAY["index"], WHEN_AWAY["index"]),
+        (
+            "writer",
+            "its last heartbeat in the ledger",
+            _check_writer,
+            WHEN_AWAY["ledger"],
+            WHEN_AWAY["writer"],
+        ),
+        ("answers", _where_answers(settings), _check_answers, WHEN_AWAY["ollama"], WHEN_AWAY["ollama"]),
+        (
+            "callers",
+            f"authentication {settings.auth.mode}",
+            _check_callers,
+            WHEN_AWAY["ledger"],
+            "Callers are refused",
+        ),
     ]
-    findings = [await _check(name, where, check, settings) for name, where, check in checks]
+    checked = asyncio.gather(*(_check(settings, *check) for check in checks))
+    standing, findings = await asyncio.gather(stand(settings), checked)
+    findings += [Finding(each.what, "", "LOOK", each.detail, each.runbook) for each in troubles(standing)]
     voice.table(
         "What answers",
-        ("what", "where", "", "detail"),
-        [(item.name, item.where, "ok" if item.well else "AWAY", item.detail) for item in findings],
+        ("what", "where", "", "detail", "runbook"),
+        [(item.name, item.where, item.state, item.detail, item.runbook) for item in findings],
     )
-    well = all(item.well for item in findings)
-    voice.say("All is well." if well else "Mend what is AWAY; each line says what to do.")
+    well = all(item.state == "ok" for item in findings)
+    voice.say(
+        "All is well."
+        if well
+        else "Mend what is AWAY, see to what says LOOK: each line says what to do; docs/runbook.md has more."
+    )
     voice.result(
         {
             "well": well,
             "settings": {item.setting: {"value": item.value, "from": item.origin} for item in described},
             "checks": [
-                {"name": item.name, "where": item.where, "ok": item.well, "detail": item.detail} for item in findings
+                {
+                    "name": item.name,
+                    "where": item.where,
+                    "ok": item.state == "ok",
+                    "state": item.state,
+                    "detail": item.detail,
+                    "runbook": item.runbook,
+                }
+                for item in findings
             ],
         }
     )
     return well
 
 
-async def _check(name: str, where: str, check: Callable[[Settings], Awaitable[str]], settings: Settings) -> Finding:
+async def _check(
+    settings: Settings, name: str, where: str, check: Check, when_away: str, when_unusable: str
+) -> Finding:
     try:
         async with asyncio.timeout(_CHECK_TIMEOUT_S):
-            return Finding(name, where, True, await check(settings))
+            return Finding(name, where, "ok", await check(settings))
+    except _Sign as sign:
+        return Finding(name, where, "AWAY", str(sign), sign.runbook)
+    except ConfigurationError as error:
+        return Finding(name, where, "AWAY", str(error), when_unusable)
     except DatsError as error:
-        return Finding(name, where, False, str(error))
+        return Finding(name, where, "AWAY", str(error), when_away)
     except TimeoutError:
-        return Finding(name, where, False, f"no answer within {_CHECK_TIMEOUT_S:.0f} s")
+        return Finding(name, where, "AWAY", f"no answer within {_CHECK_TIMEOUT_S:.0f} s", when_away)
 
 
 def _where_ledger(settings: Settings) -> str:
@@ -129,10 +198,13 @@ def _look_at(directory: Path) -> str:
 
 
 async def _check_ledger(settings: Settings) -> str:
-    if settings.sql.is_embedded and not (settings.data_dir / "ledger.db").exists():
+    if no_ledger_yet(settings):
         return "will be made at the first start"
-    async with open_ledger(settings, acting="query") as ledger:
-        counts = await ledger.counts()
+    try:
+        async with open_ledger(settings, acting="query") as ledger:
+            counts = await ledger.counts()
+    except LoginRefused as error:
+        raise _Sign(str(error), _REFUSED) from error
     return (
         f"{counts.live_chunks} live chunks of {counts.live_artifacts} artifacts, {counts.quarantined} quarantined, "
         f"{counts.unsent_events} unsent events"
@@ -140,7 +212,7 @@ async def _check_ledger(settings: Settings) -> str:
 
 
 async def _check_writer(settings: Settings) -> str:
-    if settings.sql.is_embedded and not (settings.data_dir / "ledger.db").exists():
+    if no_ledger_yet(settings):
         raise ConfigurationError("no fleet has run here: start one with `dats-rag up`")
     async with open_ledger(settings, acting="query") as ledger:
         beat = await ledger.heartbeat()
@@ -164,7 +236,7 @@ async def _check_callers(settings: Settings) -> str:
 
 
 async def _good_keys(settings: Settings) -> int:
-    if settings.sql.is_embedded and not (settings.data_dir / "ledger.db").exists():
+    if no_ledger_yet(settings):
         return 0  # looking must not make one
     async with open_key_store(settings, acting="query") as keys:
         return sum(key.state == "good" for key in await keys.list_keys())
@@ -173,8 +245,11 @@ async def _good_keys(settings: Settings) -> int:
 async def _check_broker(settings: Settings) -> str:
     if settings.rabbitmq.is_embedded and not settings.data_dir.exists():
         return "will be made at the first start"
-    async with open_bus(settings, name="doctor", patient=False) as bus:
-        await bus.ping()
+    try:
+        async with open_bus(settings, name="doctor", patient=False) as bus:
+            await bus.ping()
+    except BrokerUnavailable as error:
+        raise BrokerUnavailable(f"{error}: is it running, and is its address right?") from error
     return "answers"
 
 
@@ -188,5 +263,8 @@ async def _check_index(settings: Settings) -> str:
     if settings.qdrant.is_embedded:
         running_engine_port(settings)  # says how to start one
     async with open_index(settings) as index, open_encoder(settings, for_writer=False) as encoder:
-        await prepare_index(index, encoder)
+        try:
+            await prepare_index(index, encoder)
+        except ConfigurationError as error:
+            raise _Sign(str(error), _OTHER_MODEL) from error
         return f"{await index.count()} points, the model agrees"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,6 +18,7 @@ from dats_common.records import StoredKey
 from dats_common.settings import Settings
 from services.backends import open_key_store
 from services.cli.console import Voice
+from services.cli.options import actor
 
 ALL = "*"
 _DAY_S = 86_400.0
@@ -31,7 +31,7 @@ async def create(settings: Settings, wanted: StoredKey, *, days: float | None, v
         made = await keys.create(
             replace(wanted, key_id=key.key_id, secret_hash=key.secret_hash),
             valid_s=None if days is None else days * _DAY_S,
-            actor=_actor(),
+            actor=actor(),
         )
     voice.result({"key": str(key), **_shown(made)})
     voice.say(str(key))
@@ -80,14 +80,10 @@ async def show(settings: Settings, *, voice: Voice) -> None:
 async def revoke(settings: Settings, key_id: str, *, voice: Voice) -> bool:
     """From now on the key is good nowhere. Returns whether there is such a key."""
     async with open_key_store(settings) as keys:
-        known = await keys.revoke(key_id, actor=_actor())
+        known = await keys.revoke(key_id, actor=actor())
     voice.result({"key_id": key_id, "revoked": known})
     voice.say(f"{key_id} is revoked, on every replica" if known else f"there is no key {key_id}")
     return known
-
-
-def _actor() -> str:
-    return f"cli:{getpass.getuser()}"
 
 
 def _shown(key: StoredKey) -> dict[str, Any]:

@@ -10,11 +10,21 @@ from dataclasses import dataclass
 from dats_common.embedded.qdrant_edge import open_engine_process
 from dats_common.errors import ConfigurationError
 from dats_common.maintenance.drift import Swept, sweep_with_figures
+from dats_common.maintenance.look_back import Replayed, replay_taints
 from dats_common.maintenance.reindex import Progress, reindex
 from dats_common.ports import Encoder, OperatorsIndex
 from dats_common.settings import Settings
-from services.backends import engine_dir, open_encoder, open_index, open_ledger, prepare_index, running_engine_port
+from services.backends import (
+    engine_dir,
+    open_bus,
+    open_encoder,
+    open_index,
+    open_ledger,
+    prepare_index,
+    running_engine_port,
+)
 from services.cli.console import Voice
+from services.cli.options import actor
 from services.cli.position import Position, load_position, save_position
 
 
@@ -132,3 +142,17 @@ def _sum(before: Progress | None, progress: Progress) -> Progress:
     if before is None:
         return progress
     return Progress(before.artifacts + progress.artifacts, before.chunks + progress.chunks, progress.last)
+
+
+async def replay_forgotten_taints(settings: Settings, *, voice: Voice) -> Replayed:
+    """`dats-rag replay-taints`. Raises: ConfigurationError; Unavailable."""
+    require_fleet(settings)
+    async with open_ledger(settings) as ledger, open_bus(settings, name="replay-taints", patient=False) as bus:
+        with voice.progress("replaying taints", None) as bar:
+
+            async def report(done: int, of: int) -> None:
+                bar.set(done, of=of)
+
+            return await replay_taints(
+                ledger=ledger, bus=bus, skew_s=settings.events.skew_s, actor=actor(), report=report
+            )

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from dats_common.contracts.events import rfc3339
+from dats_common.errors import InvalidInput, Refused
 from services.cli.console import Voice
 from services.cli.options import (
     DEFAULT_URL,
@@ -131,6 +133,85 @@ def readmit_quarantined(
     settings = settings_for(config=config, data=data)
     well = asyncio.run(readmit_all(settings, entries, voice=Voice(as_json=as_json)))
     raise typer.Exit(0 if well else EXIT_NO)
+
+
+def untaint(
+    artifact: Annotated[str, typer.Argument(help="Its id.", metavar="ID")],
+    tainted_at: Annotated[
+        str | None, typer.Option("--tainted-at", help="Which taint was wrong, by its time as this command shows it.")
+    ] = None,
+    reason: Annotated[str | None, typer.Option("--reason", help="For the record; needed with --tainted-at.")] = None,
+    body: Body = False,
+    tenant: Tenant = None,
+    config: Config = None,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """What a taint took away; with --tainted-at, show it again. Exit 1 where that is refused."""
+    from services.cli.untaint import show_withdrawn, take_back
+
+    if (tainted_at is None) != (reason is None):
+        raise typer.BadParameter("--tainted-at and --reason go together")
+    voice, settings = Voice(as_json=as_json), settings_for(config=config, data=data)
+    try:
+        if tainted_at is None or reason is None:
+            asyncio.run(show_withdrawn(settings, artifact, tenant_id=tenant, with_content=body, voice=voice))
+        else:
+            asyncio.run(
+                take_back(settings, artifact, tenant_id=tenant, tainted_at=tainted_at, reason=reason, voice=voice)
+            )
+    except InvalidInput:
+        raise  # wrong usage, not a refusal
+    except Refused as refusal:
+        voice.note(str(refusal))
+        raise typer.Exit(EXIT_NO) from None
+
+
+def backup(
+    file: Annotated[Path, typer.Argument(help="Where the copy goes; it must not exist.", dir_okay=False)],
+    config: Config = None,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Copy the ledger of a data directory while its fleet is at work, and check the copy. For PostgreSQL: pg_dump."""
+    from services.backends import back_up_ledger
+    from services.cli.maintenance import require_fleet
+
+    voice, settings = Voice(as_json=as_json), settings_for(config=config, data=data)
+    require_fleet(settings)
+    size_bytes = asyncio.run(back_up_ledger(settings, file))
+    voice.result({"file": str(file), "size_bytes": size_bytes})
+    voice.say(f"{file}: {size_bytes} bytes, checked")
+
+
+def replay_taints(config: Config = None, data: Data = None, as_json: Json = False) -> None:
+    """After a restore: apply again the taints that the ledger has forgotten and the broker still knows.
+
+    Exit 1 when it cannot be told whether these are all: then have Cascade publish its taints again.
+    """
+    from services.cli.maintenance import replay_forgotten_taints
+
+    voice = Voice(as_json=as_json)
+    done = asyncio.run(replay_forgotten_taints(settings_for(config=config, data=data), voice=voice))
+    began = None if done.reaches_back_to is None else rfc3339(done.reaches_back_to)
+    voice.result(
+        {
+            "replayed": done.taints,
+            "known": done.known,
+            "forgotten_artifacts": list(done.forgotten),
+            "broker_reaches_back_to": began,
+            "complete": done.is_complete,
+        }
+    )
+    voice.say(f"{done.taints} taints replayed, {done.known} were known")
+    if done.forgotten:
+        voice.say(f"Have QA publish these again, with their own times: {', '.join(done.forgotten)}")
+    if not done.is_complete:
+        voice.say(
+            f"The broker's events begin at {began or 'no event at all'}, maybe after the backup: there may have been "
+            "taints in between. Have Cascade publish its taints since the backup again"
+        )
+        raise typer.Exit(EXIT_NO)
 
 
 def sweep(config: Config = None, data: Data = None, as_json: Json = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import os
 import signal
 from collections.abc import Callable, Coroutine
@@ -39,6 +40,11 @@ def settings_for(*, config: Path | None = None, data: Path | None = None, port: 
 def own_key() -> str | None:
     """The key that commands send to the service, from the settings. Raises: ConfigurationError."""
     return settings_for().auth.api_key.get_secret_value() or None
+
+
+def actor() -> str:
+    """Who runs the command, for the audit."""
+    return f"cli:{getpass.getuser()}"
 
 
 def run_until_signal(work: Callable[[], Coroutine[Any, Any, T]]) -> T | None:

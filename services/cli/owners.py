@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -17,7 +16,7 @@ from dats_common.contracts.strict_json import parse_object
 from dats_common.domain.model import DEFAULT_TENANT
 from dats_common.errors import InvalidInput
 from services.cli.console import Voice
-from services.cli.options import EXIT_NO, Config, Data, Json, settings_for
+from services.cli.options import EXIT_NO, Config, Data, Json, actor, settings_for
 
 if TYPE_CHECKING:
     from dats_common.records import TagOwner, User
@@ -87,7 +86,7 @@ def import_owners(
 
     async def put() -> None:
         async with open_owners(settings_for(config=config, data=data)) as owners:
-            await owners.put(users, tags, tenant_id=tenant_id, actor=_actor())
+            await owners.put(users, tags, tenant_id=tenant_id, actor=actor())
 
     asyncio.run(put())
     voice = Voice(as_json=as_json)
@@ -139,7 +138,7 @@ def remove_tag(
 
     async def remove() -> bool:
         async with open_owners(settings_for(config=config, data=data)) as owners:
-            return await owners.remove_tag(tag, tenant_id=tenant_id, actor=_actor())
+            return await owners.remove_tag(tag, tenant_id=tenant_id, actor=actor())
 
     _end(f"tag {tag}", removed=asyncio.run(remove()), voice=Voice(as_json=as_json))
 
@@ -159,7 +158,7 @@ def remove_user(
 
     async def remove() -> bool:
         async with open_owners(settings_for(config=config, data=data)) as owners:
-            return await owners.remove_user(user_id, tenant_id=tenant_id, actor=_actor())
+            return await owners.remove_user(user_id, tenant_id=tenant_id, actor=actor())
 
     _end(f"user {user_id}", removed=asyncio.run(remove()), voice=Voice(as_json=as_json))
 
@@ -168,10 +167,6 @@ def _end(what: str, *, removed: bool, voice: Voice) -> None:
     voice.result({"removed": removed})
     voice.say(f"{what} is removed" if removed else f"there is no {what}")
     raise typer.Exit(0 if removed else EXIT_NO)
-
-
-def _actor() -> str:
-    return f"cli:{getpass.getuser()}"
 
 
 def _tenant(tenant: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from dataclasses import replace
 from importlib.metadata import version
 from time import perf_counter
 from typing import TypeVar
@@ -11,15 +12,17 @@ from typing import TypeVar
 from dats_common.contracts.api import (
     ComponentHealth,
     EmbeddingQueueHealth,
+    HealthFinding,
     HealthResponse,
     IndexMetrics,
     LightRAGHealth,
     OllamaHealth,
     ProbeResponse,
 )
-from dats_common.contracts.topology import COMMANDS_QUEUE, VALIDATED_QUEUE
+from dats_common.contracts.topology import COMMANDS_QUEUE, DEAD_LETTERS_QUEUE, VALIDATED_QUEUE
+from dats_common.domain.troubles import WHEN_AWAY, Standing, troubles
 from dats_common.errors import Unavailable
-from dats_common.records import Heartbeat
+from dats_common.records import Heartbeat, LedgerCounts
 from services.query.services import QueryServices
 
 _T = TypeVar("_T")
@@ -48,17 +51,29 @@ async def health_of(services: QueryServices) -> HealthResponse:
     """One document for people, dashboards and spec 1, 2 and 5's fields."""
     stores, queues, (encoded, ollama, scorer, reranker) = await asyncio.gather(
         asyncio.gather(look(services.ledger.counts()), look(services.index.count()), look(services.ledger.heartbeat())),
-        asyncio.gather(look(services.bus.depth(VALIDATED_QUEUE)), look(services.bus.depth(COMMANDS_QUEUE))),
+        asyncio.gather(
+            *(look(services.bus.depth(queue)) for queue in (VALIDATED_QUEUE, COMMANDS_QUEUE, DEAD_LETTERS_QUEUE))
+        ),
         asyncio.gather(
             look(encode(services)), ollama_health(services), scorer_health(services), reranker_health(services)
         ),
     )
     (counts, no_ledger), (points, no_index), (beat, _) = stores
-    (waiting, no_broker), (commands, _) = queues
+    (waiting, no_broker), (commands, _), (dead, _) = queues
     _, no_encoder = encoded
-    no_writer = _writer_trouble(beat)
+    no_writer = "not known, since the ledger is away" if no_ledger else _writer_trouble(beat)
     can_query = not (no_ledger or no_index or no_encoder)
     chunks = counts.live_chunks if counts else 0
+    away = {
+        "ledger": no_ledger,
+        "index": no_index,
+        "encoder": no_encoder,
+        "broker": no_broker,
+        "writer": "" if no_ledger else no_writer,
+        "ollama": "the model server or its model does not answer; searches need none"
+        if ollama and not ollama.healthy
+        else "",
+    }
     return HealthResponse(
         status="healthy" if can_query and not no_broker and not no_writer else "degraded" if can_query else "unhealthy",
         version=version("dats-rag"),
@@ -90,7 +105,24 @@ async def health_of(services: QueryServices) -> HealthResponse:
             # Nor this: answers keep the order of fusion.
             "reranker": reranker,
         },
+        findings=[
+            *(HealthFinding(what=name, detail=why, runbook=WHEN_AWAY[name]) for name, why in away.items() if why),
+            *_findings(counts, points=points, dead_letters=dead),
+        ],
     )
+
+
+def _findings(counts: LedgerCounts | None, *, points: int | None, dead_letters: int | None) -> list[HealthFinding]:
+    standing = Standing(points=points, dead_letters=dead_letters)
+    if counts is not None:
+        standing = replace(
+            standing,
+            live_chunks=counts.live_chunks,
+            unsent_events=counts.unsent_events,
+            oldest_unsent_s=counts.oldest_unsent_s,
+            quarantined=counts.quarantined,
+        )
+    return [HealthFinding(what=each.what, detail=each.detail, runbook=each.runbook) for each in troubles(standing)]
 
 
 async def encode(services: QueryServices) -> None:
@@ -139,7 +171,8 @@ def _writer_trouble(beat: Heartbeat | None) -> str:
 def without_details(health: HealthResponse) -> HealthResponse:
     """The same without words: a driver's message may name a host."""
     words = {name: part.model_copy(update={"detail": ""}) for name, part in health.components.items()}
-    return health.model_copy(update={"components": words, "rag_details": ""})
+    findings = [finding.model_copy(update={"detail": ""}) for finding in health.findings]
+    return health.model_copy(update={"components": words, "findings": findings, "rag_details": ""})
 
 
 async def readiness_of(services: QueryServices) -> ProbeResponse:

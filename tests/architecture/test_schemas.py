@@ -87,7 +87,7 @@ def test_what_we_publish_fits_its_schema() -> None:
     completed = build_completed(event_id="e", at=0, artifact_id="a", chunks=3, version=1, generation=2)
     jsonschema.validate(completed, payload_of(topology.EMBEDDING_COMPLETED))
     invalidated = build_invalidated(
-        event_id="e", at=0, artifact_ids=["a"], cascade_id=None, chunks_removed=3, through=1
+        event_id="e", at=0, artifact_ids=["a"], tenant_id=None, cascade_id=None, chunks_removed=3, through=1
     )
     jsonschema.validate(invalidated, payload_of(topology.EMBEDDING_INVALIDATED))
     command = build_embed_command(

@@ -457,6 +457,19 @@ async def test_published_events_can_be_looked_back_at(bus: Bus) -> None:
         assert [d.event_type for d in await take(published, 2)] == [EMBEDDING_COMPLETED, "answer.recalled"]
 
 
+async def test_looking_back_takes_nothing_and_disturbs_no_order(bus: Bus) -> None:
+    assert await bus.published() == []
+    await publish(bus, 1, 2, 3, routing_key=EMBEDDING_COMPLETED)
+    await depth_becomes(bus, PUBLISHED_QUEUE, 3)
+    looks = [await bus.published()]
+    await depth_becomes(bus, PUBLISHED_QUEUE, 3)
+    looks.append(await bus.published())
+    await depth_becomes(bus, PUBLISHED_QUEUE, 3)
+    async with bus.subscribe(PUBLISHED_QUEUE, prefetch=10) as published:
+        taken = [delivery.body for delivery in await take(published, 3)]
+    assert looks == [taken, taken]
+
+
 async def test_the_depth_counts_what_waits(bus: Bus) -> None:
     assert await bus.depth(VALIDATED_QUEUE) == 0
     await publish(bus, 1, 2, 3)

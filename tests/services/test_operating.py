@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from dats_common.adapters.rabbitmq import open_rabbitmq
 from dats_common.adapters.sql.evidence import open_evidence
+from dats_common.adapters.sql.identity import open_key_store
 from dats_common.adapters.sql.ledger import open_ledger
 from dats_common.adapters.sql.owners import open_owners
 from dats_common.adapters.sqlite_bus import open_sqlite_bus
@@ -27,6 +28,7 @@ from dats_common.contracts.topology import (
     ARTIFACT_TAINTED,
     DEAD_LETTERS_QUEUE,
     PUBLISHED_QUEUE,
+    QUEUES,
     TASK_VALIDATED,
     VALIDATED_QUEUE,
 )
@@ -65,6 +67,10 @@ class World:
     data: Path
     environment: dict[str, str]
 
+    @property
+    def ledger_url(self) -> str:
+        return f"sqlite:///{self.data / 'ledger.db'}"
+
     async def command(self, *arguments: str) -> tuple[int, Any]:
         """Exit status and the JSON that it printed (None for none). In a thread, with a loop of its own."""
         runner = CliRunner(env=self.environment)
@@ -90,6 +96,27 @@ class World:
             return await self.rig.bus.depth(DEAD_LETTERS_QUEUE) == count
 
         await eventually(there, timeout_s=DEADLINE_S)
+
+    async def fallen(self, artifact_id: str) -> None:
+        async def gone() -> bool:
+            return await self.rig.live(artifact_id) == set()
+
+        await eventually(gone, timeout_s=DEADLINE_S)
+
+    async def told(self, event: str, count: int) -> None:
+        """So many events of this type have been published, so what they tell is committed."""
+
+        async def heard() -> bool:
+            bodies = [json.loads(each) for each in await self.rig.bus.published()]
+            return sum(body["type"] == event for body in bodies) >= count
+
+        await eventually(heard, timeout_s=DEADLINE_S)
+
+    async def idle(self) -> None:
+        async def done() -> bool:
+            return not any([await self.rig.bus.depth(queue.name) for queue in QUEUES])
+
+        await eventually(done, timeout_s=DEADLINE_S)
 
     async def quarantined(self, count: int) -> None:
         async def there() -> bool:
@@ -245,3 +272,62 @@ async def test_commands_on_a_directory_without_a_fleet_say_what_to_do(tmp_path: 
             _, told = await running.communicate()
         assert running.returncode == 78
         assert b"dats-rag up" in told
+
+
+async def test_a_wrong_taint_is_taken_back_by_naming_it_and_no_other_is(world: World) -> None:
+    now = await world.rig.ledger.now()
+    sent, again, later = (now - ago * SECOND for ago in (900, 600, 300))
+    async with world.rig.writer():
+        await world.validated("wronged", "a good text", at=now - 1000 * SECOND)
+        await world.rig.all_live("wronged")
+        await world.tainted("wronged", at=sent)
+        await world.fallen("wronged")
+
+        status, found = await world.command("untaint", "wronged")
+        assert (status, found["tainted_at"], found["size_chars"]) == (0, rfc3339(sent), len("a good text"))
+        assert "a good text" not in json.dumps(found)
+        assert (await world.command("untaint", "wronged", "--body"))[1]["content"] == "a good text"
+        taking_back = ("untaint", "wronged", "--reason", "QA looked again", "--tainted-at")
+
+        # A taint that the operator did not see is not taken back, and neither is one from the future of what he saw.
+        await world.tainted("wronged", at=again)
+        await world.told("embedding.invalidated", 2)
+        assert (await world.command(*taking_back, found["tainted_at"]))[0] == 1
+        assert await world.rig.live("wronged") == set()
+
+        assert (await world.command(*taking_back, rfc3339(again)))[0] == 0
+        await world.rig.all_live("wronged")
+        assert (await world.command(*taking_back, rfc3339(again)))[0] == 1  # it is live
+        assert (await world.command("untaint", "wronged"))[0] == 1
+
+        # The tombstones stand: a late copy of the first text stays away, a new taint takes it again.
+        await world.validated("wronged", "a bad text", at=sent - SECOND)
+        await world.tainted("wronged", at=later)
+        await world.fallen("wronged")
+    async with open_key_store(world.ledger_url) as keys:
+        [entry] = [each for each in await keys.audit(limit=20) if each.action == "untaint"]
+    assert (entry.artifact_ids, entry.reason, entry.actor.startswith("cli:")) == (("wronged",), "QA looked again", True)
+
+
+async def test_what_was_approved_after_the_taint_wins_over_its_taking_back(world: World) -> None:
+    now = await world.rig.ledger.now()
+    await world.validated("a", "the old text", at=now - 1000 * SECOND)
+    async with world.rig.writer():
+        await world.rig.all_live("a")
+        await world.tainted("a", at=now - 900 * SECOND)
+        await world.fallen("a")
+    # Nobody is there to index what QA approves, when the operator takes the taint back.
+    await world.validated("a", "the mended text", at=now - 100 * SECOND)
+    _, found = await world.command("untaint", "a")
+    assert (await world.command("untaint", "a", "--reason", "r", "--tainted-at", found["tainted_at"]))[0] == 0
+    async with world.rig.writer("another"):
+        await world.told("embedding.completed", 2)
+
+        async def served() -> bool:
+            return [parts[0].text async for _, parts in world.rig.ledger.live_chunks()] == ["the mended text"]
+
+        await eventually(served, timeout_s=DEADLINE_S)
+        await world.idle()
+        assert await served()
+    assert (await world.command("untaint", "unknown"))[0] == 1
+    assert (await world.command("untaint", "a", "--reason", "r"))[0] == 2

@@ -580,10 +580,16 @@ def test_what_we_publish_has_the_fields_of_the_contract() -> None:
         "data": {"artifact_id": "a", "chunks": 3, "status": "indexed", "version": 5, "generation": 7},
     }
     invalidated = build_invalidated(
-        event_id="e2", at=NOON, artifact_ids=("a", "b"), cascade_id="c", chunks_removed=9, through=11
+        event_id="e2", at=NOON, artifact_ids=("a", "b"), tenant_id="t", cascade_id="c", chunks_removed=9, through=11
     )
     assert invalidated["type"] == "embedding.invalidated"
-    assert invalidated["data"] == {"artifact_ids": ["a", "b"], "cascade_id": "c", "chunks_removed": 9, "through": 11}
+    assert invalidated["data"] == {
+        "artifact_ids": ["a", "b"],
+        "tenant_id": "t",
+        "cascade_id": "c",
+        "chunks_removed": 9,
+        "through": 11,
+    }
     failed = build_failed(
         event_id="e3",
         at=NOON,

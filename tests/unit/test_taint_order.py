@@ -13,11 +13,13 @@ from dats_common.domain.taint import (
     Place,
     QuarantineReason,
     Tombstone,
+    Untaint,
     Verdict,
     admit,
     flip,
     place,
     tombstone,
+    untaint,
 )
 
 S = 1_000_000
@@ -347,3 +349,45 @@ def test_a_new_artifact_is_neither_live_nor_tainted() -> None:
     assert not NEW.is_live
     assert NEW.version == NEVER
     assert not NEW.tombstone.stands
+
+
+# ------------------------------------------------------------------------------------------------ taking a taint back
+
+
+@given(st.integers(0, 400), st.booleans(), st.integers(0, 400), st.integers(0, 600), st.booleans(), st.integers(0, 600))
+def test_a_taint_is_taken_back_only_by_name_and_only_behind_all_that_it_covers(
+    sent: int, own_clock: bool, named: int, now: int, newer: bool, later: int
+) -> None:
+    state = ArtifactState(tombstone=tombstone(sent * S, own_clock=own_clock, skew_s=SKEW_S), version=sent * S)
+    verdict, at = untaint(state, named=named * S, newer=newer, now=now * S)
+    if verdict is not Untaint.GRANTED:
+        return
+    again = Place(at, own_clock=True)
+    assert (named, newer) == (sent, False)
+    assert at <= now * S
+    assert admit(state, again, content_hash="x", seen_before=False) == (Verdict.EMBED, None)
+    assert untaint(state, named=named * S, newer=False, now=(now + 100) * S)[1] == at  # the repeat is a copy
+    another = tombstone(later * S, own_clock=own_clock, skew_s=SKEW_S)
+    if later * S >= at:  # it was on its way: it wins
+        both = replace(state, tombstone=state.tombstone.merge(another))
+        assert admit(both, again, content_hash="x", seen_before=False)[0] is Verdict.SUPPRESSED
+        approved = replace(state, version=later * S + 1, live_generation=1, content_hash="y")
+        assert admit(approved, again, content_hash="x", seen_before=False)[0] is Verdict.SUPERSEDED
+
+
+UNTAINTS = [
+    # claim, state, named, newer, now, verdict
+    ("what no taint covers is refused", NEW, 0, False, 900, Untaint.NOT_TAINTED),
+    ("what is live is refused", LIVE_BEYOND, 100, False, 900, Untaint.NOT_TAINTED),
+    ("another taint than the latest is refused", TAINTED, 99, False, 900, Untaint.ANOTHER_TAINT),
+    ("a version that waits comes first", TAINTED, 100, True, 900, Untaint.NEWER),
+    ("within the skew it is too early", TAINTED, 100, False, 160, Untaint.TOO_EARLY),
+    ("behind the skew it is granted", TAINTED, 100, False, 161, Untaint.GRANTED),
+]
+
+
+@pytest.mark.parametrize(
+    ("state", "named", "newer", "now", "verdict"), [row[1:] for row in UNTAINTS], ids=[row[0] for row in UNTAINTS]
+)
+def test_untaint(state: ArtifactState, named: int, newer: bool, now: int, verdict: Untaint) -> None:
+    assert untaint(state, named=named * S, newer=newer, now=now * S)[0] is verdict

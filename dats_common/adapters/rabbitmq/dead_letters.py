@@ -1,4 +1,5 @@
-"""Dead letters as operators see them: looked at, replayed, dropped; in order, and never lost."""
+"""Dead letters as operators see them: looked at, replayed, dropped; in order, and never lost. And a look back at what
+was published, in the same way."""
 
 from __future__ import annotations
 
@@ -10,10 +11,11 @@ from dataclasses import replace
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
 from dats_common.adapters.rabbitmq.connection import Link, close_quietly, translated
-from dats_common.adapters.rabbitmq.declarations import DEFAULT_EXCHANGE, declare_dead_letters
+from dats_common.adapters.rabbitmq.declarations import DEFAULT_EXCHANGE, declare_known
 from dats_common.adapters.rabbitmq.messages import copied_message, dead_letter_of, delivery_of, letter_id_of
 from dats_common.adapters.rabbitmq.publisher import Publisher
 from dats_common.contracts.routing import replayed_headers
+from dats_common.contracts.topology import DEAD_LETTERS_QUEUE, PUBLISHED_QUEUE
 from dats_common.ports import MOST_DEAD_LETTERS
 from dats_common.records import DeadLetter
 
@@ -24,7 +26,7 @@ _COUNT_AGAIN_S = 0.05
 
 
 class RabbitDeadLetters:
-    """`ports.DeadLetters` on RabbitMQ."""
+    """`ports.DeadLetters` and `ports.LookBack` on RabbitMQ."""
 
     def __init__(self, *, publisher: Publisher, consumers: Link, call_timeout_s: float) -> None:
         self._publisher = publisher
@@ -42,7 +44,7 @@ class RabbitDeadLetters:
             if len(found) < limit and (only is None or letter.letter_id in only):
                 found.append(letter)
 
-        async with self._dead_letters_in_hand(note):
+        async with self._in_hand(DEAD_LETTERS_QUEUE, note):
             return found
 
     async def replay_dead_letters(self, *, only: Collection[str] | None = None) -> list[str]:
@@ -53,6 +55,12 @@ class RabbitDeadLetters:
         """See `ports.DeadLetters`."""
         return await self._settle_dead_letters(only, _always)
 
+    async def published(self) -> list[bytes]:
+        """See `ports.LookBack`."""
+        found: list[bytes] = []
+        async with self._in_hand(PUBLISHED_QUEUE, lambda message: found.append(message.body)):
+            return found
+
     async def _settle_dead_letters(
         self, only: Collection[str] | None, settle: Callable[[AbstractIncomingMessage], Awaitable[bool]]
     ) -> list[str]:
@@ -60,7 +68,7 @@ class RabbitDeadLetters:
         settled: list[str] = []
         pick = _Pick(only)
         while pick.again():
-            async with self._dead_letters_in_hand(pick.note, at_least=pick.left):
+            async with self._in_hand(DEAD_LETTERS_QUEUE, pick.note, at_least=pick.left):
                 for message in pick.held:
                     if await settle(message):
                         with translated("taking a dead letter"):
@@ -80,10 +88,10 @@ class RabbitDeadLetters:
         return True
 
     @asynccontextmanager
-    async def _dead_letters_in_hand(
-        self, note: Callable[[AbstractIncomingMessage], None], *, at_least: int = 0
+    async def _in_hand(
+        self, name: str, note: Callable[[AbstractIncomingMessage], None], *, at_least: int = 0
     ) -> AsyncIterator[None]:
-        """Show them to `note`, oldest first; whatever was not acknowledged in the block goes back, in order.
+        """Show a queue's messages to `note`, oldest first. What was not acknowledged in the block goes back, in order.
 
         One consumer holds all of them until its channel closes. Other ways disturb a quorum queue's order: what goes
         back comes before what was never out, but behind what came back earlier; single gets go back in the order of
@@ -93,13 +101,13 @@ class RabbitDeadLetters:
             at_least: so many must be there: the broker counts what went back a moment later than it closes a channel.
         """
         seen, complete = 0, asyncio.Event()
-        with translated("looking at the dead letters"):
+        with translated(f"looking at {name}"):
             async with asyncio.timeout(self._call_timeout_s):
                 channel = await self._consumers.channel(confirms=False)
         try:
-            with translated("looking at the dead letters"):
+            with translated(f"looking at {name}"):
                 async with asyncio.timeout(self._call_timeout_s):
-                    queue, waiting = await self._counted(channel, at_least=at_least)
+                    queue, waiting = await self._counted(channel, name, at_least=at_least)
 
                     async def receive(message: AbstractIncomingMessage) -> None:
                         nonlocal seen
@@ -117,17 +125,17 @@ class RabbitDeadLetters:
                     await complete.wait()
             yield
             # The broker answers in order: once it has closed the channel, it has taken the acknowledgements.
-            with translated("taking dead letters"):
+            with translated(f"taking from {name}"):
                 async with asyncio.timeout(self._call_timeout_s):
                     await channel.close()
         finally:
             await close_quietly(channel, timeout_s=self._call_timeout_s)
 
-    async def _counted(self, channel: AbstractChannel, *, at_least: int) -> tuple[AbstractQueue, int]:
+    async def _counted(self, channel: AbstractChannel, name: str, *, at_least: int) -> tuple[AbstractQueue, int]:
         """The queue and how many wait in it; fewer than asked for if somebody else took some."""
         give_up_at = asyncio.get_running_loop().time() + self._call_timeout_s / 2
         while True:
-            queue = await declare_dead_letters(channel)
+            queue = await declare_known(channel, name)
             waiting = min(queue.declaration_result.message_count or 0, MOST_DEAD_LETTERS)
             if waiting >= at_least or asyncio.get_running_loop().time() > give_up_at:
                 return queue, waiting

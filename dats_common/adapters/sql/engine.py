@@ -19,8 +19,9 @@ from dats_common.adapters.sql.connecting import WRITES, build_postgres_engine, o
 from dats_common.adapters.sql.row_security import AS_WRITER, Access, act_for, require_bound, require_membership
 from dats_common.adapters.sql.schema import is_known, may_run_on, newest_version, upgrade, version_of
 from dats_common.domain.model import ArtifactKey
-from dats_common.errors import ConfigurationError, LedgerUnavailable
+from dats_common.errors import ConfigurationError, LedgerUnavailable, LoginRefused
 
+_NO_SUCH_LOGIN = "28"  # the class of SQLSTATE, appendix A of PostgreSQL's manual
 _SERVER_CLOCK = literal_column("(extract(epoch FROM clock_timestamp()) * 1000000)::bigint", BigInteger)
 _ASK_SERVER_CLOCK = select(_SERVER_CLOCK)
 
@@ -97,6 +98,8 @@ class Database:
         except TimeoutError as error:
             raise LedgerUnavailable(f"the ledger did not answer within {self.timeout_s} s") from error
         except (OSError, DBAPIError, OperationalError, InternalClientError) as error:
+            if str(getattr(getattr(error, "orig", None), "sqlstate", "")).startswith(_NO_SUCH_LOGIN):
+                raise LoginRefused(f"the ledger refused the login of DATS_SQL_URL: {_brief(error)}") from error
             raise LedgerUnavailable(f"the ledger is away: {_brief(error)}") from error
         except SQLAlchemyError as error:
             raise LedgerUnavailable(f"the ledger refused: {_brief(error)}") from error

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from dats_common.adapters.sql.engine import Database, open_database, unix_microseconds
 from dats_common.adapters.sql.quarantining import open_entries, readmitted_event, resolve_entry
 from dats_common.adapters.sql.reading import (
+    all_heartbeats,
     count_all,
     iterate_live,
     latest_heartbeat,
@@ -24,8 +25,9 @@ from dats_common.adapters.sql.reading import (
 )
 from dats_common.adapters.sql.row_security import AS_WRITER, Access
 from dats_common.adapters.sql.rows import SLICE, enqueue, insert, is_any_of, key_of, slices
-from dats_common.adapters.sql.tables import artifacts, chunks, documents, outbox, pending, writers
+from dats_common.adapters.sql.tables import artifacts, chunks, documents, outbox, pending, writer_epoch, writers
 from dats_common.adapters.sql.tainting import commit_taint
+from dats_common.adapters.sql.untainting import untainted_event, withdrawn_source
 from dats_common.adapters.sql.writing import (
     abandon_generations,
     admit_events,
@@ -48,6 +50,7 @@ from dats_common.records import (
     OutboxEvent,
     Quarantined,
     TaintReceipt,
+    Withdrawn,
 )
 from dats_common.trace_context import parse_traceparent, within_trace
 
@@ -255,6 +258,26 @@ class SqlLedger:
     async def live_generations(self, *, limit: int, after: ArtifactKey | None = None) -> list[LiveGeneration]:
         return await page_of_live(self._database, limit=limit, after=after)
 
+    async def announced(self, event_ids: Sequence[str]) -> frozenset[str]:
+        found: set[str] = set()
+        async with self._database.reading() as connection:
+            for part in slices(event_ids):
+                rows = await connection.execute(select(outbox.c.event_id).where(outbox.c.event_id.in_(part)))
+                found |= set(rows.scalars())
+        return frozenset(found)
+
+    async def first_announced(self) -> int | None:
+        async with self._database.reading() as connection:
+            oldest = select(outbox.c.created_at).order_by(outbox.c.id).limit(1)
+            return (await connection.execute(oldest)).scalar_one_or_none()
+
+    async def writers(self) -> list[Heartbeat]:
+        return await all_heartbeats(self._database)
+
+    async def epoch(self) -> int:
+        async with self._database.reading() as connection:
+            return (await connection.execute(select(writer_epoch.c.epoch))).scalar_one_or_none() or 0
+
     async def quarantined(self, *, limit: int, after: int = 0, with_content: bool = False) -> list[Quarantined]:
         return await open_entries(self._database, limit=limit, after=after, with_content=with_content)
 
@@ -263,6 +286,12 @@ class SqlLedger:
 
     async def resolve(self, entry_id: int) -> None:
         await resolve_entry(self._database, entry_id)
+
+    async def withdrawn(self, key: ArtifactKey, *, with_content: bool = False) -> Withdrawn:
+        return await withdrawn_source(self._database, key, with_content=with_content)
+
+    async def untainted(self, key: ArtifactKey, *, tainted_at: int, reason: str, actor: str) -> Validated:
+        return await untainted_event(self._database, key, tainted_at=tainted_at, reason=reason, actor=actor)
 
     async def ping(self) -> None:
         async with self._database.reading() as connection:

@@ -220,18 +220,27 @@ async def latest_heartbeat(database: Database) -> Heartbeat | None:
             select(writers).order_by(case((is_active, 0), else_=1), writers.c.beat_at.desc()).limit(1)
         )
         row = rows.one_or_none()
-        if row is None:
-            return None
-        age_us = now - row.beat_at
-        return Heartbeat(
-            writer_id=row.writer_id,
-            state=row.state,
-            pending=row.pending,
-            processing=row.processing,
-            model=row.model,
-            backend=row.backend,
-            age_s=max(0.0, age_us / 1e6),
-        )
+        return None if row is None else _heartbeat(row, now=now)
+
+
+async def all_heartbeats(database: Database) -> list[Heartbeat]:
+    """The newest first."""
+    async with database.reading() as connection:
+        now = await database.now(connection)
+        rows = await connection.execute(select(writers).order_by(writers.c.beat_at.desc()))
+        return [_heartbeat(row, now=now) for row in rows]
+
+
+def _heartbeat(row: Any, *, now: int) -> Heartbeat:
+    return Heartbeat(
+        writer_id=row.writer_id,
+        state=row.state,
+        pending=row.pending,
+        processing=row.processing,
+        model=row.model,
+        backend=row.backend,
+        age_s=max(0.0, (now - row.beat_at) / 1e6),
+    )
 
 
 async def count_all(database: Database) -> LedgerCounts:

@@ -66,6 +66,7 @@ async def commit_taint(database: Database, taint: Taint, *, skew_s: float) -> Ta
             event_id=event_id,
             at=now,
             artifact_ids=taint.artifact_ids,
+            tenant_id=taint.tenant_id,
             cascade_id=taint.cascade_id,
             chunks_removed=sum(removed.values()),
             through=stone.through,

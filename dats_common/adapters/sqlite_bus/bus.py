@@ -121,6 +121,10 @@ class SqliteBus:
         await self._worker.write(lambda file: dropped.extend(file.bury(only)))
         return dropped
 
+    async def published(self) -> list[bytes]:
+        """See `ports.LookBack`."""
+        return await self._worker.read(QueueFile.published)
+
     # -- the two tasks
 
     async def beat(self) -> None:

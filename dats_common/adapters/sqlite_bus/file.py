@@ -228,6 +228,10 @@ class QueueFile:
         found = (_dead_letter(row) for row in rows if only is None or row["message_id"] in only)
         return list(itertools.islice(found, limit))
 
+    def published(self) -> list[bytes]:
+        rows = self._db.execute("SELECT body FROM message WHERE queue = ? ORDER BY id", (PUBLISHED.name,))
+        return [row["body"] for row in rows]
+
     def revive(self, only: Collection[str] | None) -> list[str]:
         revived = []
         for letter in self.dead(only, limit=MOST_DEAD_LETTERS, with_bodies=False):
