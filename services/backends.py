@@ -314,6 +314,11 @@ def _local_encoder(settings: Settings, *, for_writer: bool) -> AbstractAsyncCont
         raise ConfigurationError(
             f"embedding.backend openvino carries only {DEFAULT_MODEL}; for {model!r} set it to sentence-transformers"
         )
+    if chosen.backend == "openvino" and wants_gpu:
+        raise ConfigurationError(
+            f"embedding.device promises {device!r}, but embedding.backend openvino computes on the CPU: "
+            "set it to sentence-transformers or auto"
+        )
     if chosen.backend == "openvino" or (chosen.backend == "auto" and packaged and not wants_gpu):
         return open_openvino_encoder(threads=chosen.threads or None, background=for_writer)
     return open_sentence_transformers_encoder(

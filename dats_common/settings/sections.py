@@ -288,10 +288,14 @@ class Embedding(Section):
         20.0, description="longest wait for the gateway or Ollama, tries included; keep it below events.watchdog_s"
     )
     device: Annotated[str, Field(pattern=r"^(|cpu|cuda(:\d+)?)$")] = Field(
-        "", description="cpu or cuda:N; empty: the backend's choice"
+        "",
+        description="where the writer's model runs: cpu, or cuda:N among the GPUs that CUDA_VISIBLE_DEVICES leaves it; "
+        "empty: the backend's choice",
     )
     threads: Annotated[int, Field(ge=0, le=1024)] = Field(0, description="CPU threads of the encoder; 0: all cores")
-    micro_batch: Annotated[int, Field(ge=1, le=1024)] = Field(32, description="texts encoded together")
+    micro_batch: Annotated[int, Field(ge=1, le=1024)] = Field(
+        32, description="texts encoded together; on a GPU as many as its memory holds"
+    )
     linger_ms: Annotated[int, Field(ge=0, le=10_000)] = Field(50, description="how long a batch waits to fill")
 
 

@@ -15,6 +15,7 @@ from dats_common.telemetry.logs import configure_logs
 from services.cli.console import Voice
 from tests.bench.answers import answers
 from tests.bench.figures import Figure, Kind
+from tests.bench.gpu import gpu
 from tests.bench.ingest import ingest
 from tests.bench.machine import this_machine
 from tests.bench.query import query
@@ -36,9 +37,10 @@ BENCHMARKS: Mapping[str, Callable[..., Awaitable[list[Figure]]]] = {
     "replica": replica,
     "tracing": tracing,
     "scale": scale,
+    "gpu": gpu,
 }
-NOT_IN_A_WHOLE_RUN = {"scale", "tracing"}
-"""Only when they are named: figures of their own, in docs/scaling.md and docs/tracing.md."""
+NOT_IN_A_WHOLE_RUN = {"scale", "tracing", "gpu"}
+"""Only when they are named: figures of their own, in docs/scaling.md and docs/tracing.md, or of another machine."""
 
 
 def main() -> int:

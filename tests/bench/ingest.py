@@ -33,17 +33,17 @@ async def ingest(*, quick: bool) -> list[Figure]:
     """On the embedded fleet, and with RabbitMQ and PostgreSQL where they are installed."""
     documents, rounds = (100, 3) if quick else (600, 3)
     with scratch_settings() as settings:
-        figures = await _measure(settings, None, documents, rounds)
+        figures = await measure(settings, None, documents, rounds)
     try:
         async with open_servers() as servers:
             with scratch_settings(servers) as settings:
-                figures += await _measure(settings, servers, documents, rounds)
+                figures += await measure(settings, servers, documents, rounds)
     except ServerMissing as error:
         print(f"ingest: embedded only: {error}")
     return figures
 
 
-async def _measure(settings: Settings, servers: Servers | None, documents: int, rounds: int) -> list[Figure]:
+async def measure(settings: Settings, servers: Servers | None, documents: int, rounds: int) -> list[Figure]:
     name = servers.name if servers else "embedded"
     texts: list[str] = []
     raw: list[_Spent] = []
