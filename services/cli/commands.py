@@ -16,7 +16,7 @@ from dats_common.contracts.api import SearchMode
 from dats_common.domain.model import DEFAULT_TENANT
 from dats_common.errors import ConfigurationError, DatsError, Refused
 from services.cli.console import Voice
-from services.cli.operating import backup, dlq_app, quarantine_app, reindex, replay_taints, sweep, untaint, verify
+from services.cli.operating import backup, dlq_app, quarantine_app, reindex, replay_taints, sweep, top, untaint, verify
 from services.cli.options import (
     DEFAULT_URL,
     EXIT_CONFIGURATION,
@@ -52,6 +52,7 @@ app.command()(replay_taints)
 app.command()(sweep)
 app.command()(reindex)
 app.command()(verify)
+app.command()(top)
 
 
 class EvalPart(StrEnum):

@@ -29,7 +29,7 @@ from services.backends import (
 from services.cli.console import Voice
 from services.cli.standing import no_ledger_yet, stand
 
-_CHECK_TIMEOUT_S = 30.0
+_CHECK_TIMEOUT_S = 60.0  # importing what a model needs takes half of that on a busy machine
 
 
 _OTHER_MODEL = "The start is refused: another model wrote the collection"

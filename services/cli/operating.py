@@ -226,6 +226,23 @@ def sweep(config: Config = None, data: Data = None, as_json: Json = False) -> No
     )
 
 
+def top(
+    url: Annotated[list[str], typer.Option("--url", help="A replica's API; repeat it for each.")] = [DEFAULT_URL],  # noqa: B006
+    interval: Annotated[float, typer.Option("--interval", min=0.2, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="One look, without rates.")] = False,
+    config: Config = None,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Queues, writers, ledger and replicas as they are now, in this terminal; what does not answer is shown as AWAY."""
+    from services.cli.top import watch
+
+    settings, voice = settings_for(config=config, data=data), Voice(as_json=as_json)
+    key = settings.auth.api_key.get_secret_value() or None
+    urls = tuple(dict.fromkeys(each.rstrip("/") for each in url))
+    run_until_signal(lambda: watch(settings, urls, api_key=key, interval_s=interval, once=once, voice=voice))
+
+
 def verify(
     url: Annotated[list[str], typer.Option("--url", help="A replica's API; repeat it for each.")] = [DEFAULT_URL],  # noqa: B006
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds of canaries.")] = 3,

@@ -115,7 +115,7 @@ async def test_servers_that_are_away_a_gpu_that_is_missing_and_a_model_server_th
     told.names("ledger", "the ledger", runbook="DatsRagGuardUnreachable")
     told.names("broker", "connect", runbook="The broker is lost")
     told.names("index", "Qdrant", runbook="The index is lost or broken")
-    told.names("encoder", "cuda:7", runbook="The model or the GPU is missing")
+    told.names("encoder", "cuda", runbook="The model or the GPU is missing")
     told.names("answers", "search needs no model", runbook="Ollama is away")
 
 
