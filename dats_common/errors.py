@@ -8,7 +8,8 @@ DatsError
 │   └── NotFound
 ├── Unavailable             worth repeating later: a retry, a 503 with Retry-After
 │   ├── LedgerUnavailable
-│   │   └── LoginRefused     the database takes no such login; somebody may be changing it
+│   │   ├── LoginRefused     the database takes no such login; somebody may be changing it
+│   │   └── StorageFailed    its disk is full, or fails: no message is to blame
 │   ├── IndexUnavailable
 │   ├── EncoderUnavailable
 │   ├── RerankerUnavailable  never reaches a caller: answers keep the order of fusion
@@ -70,6 +71,10 @@ class LedgerUnavailable(Unavailable):
 
 class LoginRefused(LedgerUnavailable):
     """The database does not let this login in: at the start a mistake, later maybe a password that is being changed."""
+
+
+class StorageFailed(LedgerUnavailable):
+    """The database reads and cannot write: its disk is full, or fails. It answers a ping all the while."""
 
 
 class IndexUnavailable(Unavailable):

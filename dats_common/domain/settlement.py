@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dats_common.errors import DatsError, Fenced, Refused
+from dats_common.errors import DatsError, Fenced, Refused, StorageFailed
 
 # Short enough for a hiccup, long enough for a restart; the broker keeps one waiting queue for each step.
 RETRY_LADDER_S = (1.0, 5.0, 30.0)
@@ -46,7 +46,7 @@ def settle(error: BaseException, *, attempt: int, retry_attempts: int | None, ou
     """
     if isinstance(error, Refused):
         return DeadLetter(str(error))
-    if isinstance(error, Fenced) or outage:
+    if isinstance(error, Fenced | StorageFailed) or outage:
         return GiveBack(OUTAGE_PAUSE_S)
     if retry_attempts is None:
         return Retry(RETRY_LADDER_S[0])

@@ -55,8 +55,8 @@ class Standing:
     quarantined: int | None = None
     dead_letters: int | None = None
     active_writers: Sequence[str] = field(default=())
-    free_bytes: int | None = None
-    disk_bytes: int | None = None
+    free_bytes: float | None = None
+    disk_bytes: float | None = None
     clock_offset_s: float | None = None
 
 

@@ -226,11 +226,11 @@ class ServiceMetrics(Metrics):
 
     def watch_disk(self, data_dir: Path) -> None:
         """Have each scrape look at the data directory's file system, also before there is such a directory."""
-        self.data_free.set_function(lambda: _disk(data_dir)[0])
-        self.data_size.set_function(lambda: _disk(data_dir)[1])
+        self.data_free.set_function(lambda: disk_of(data_dir)[0])
+        self.data_size.set_function(lambda: disk_of(data_dir)[1])
 
 
-def _disk(path: Path) -> tuple[float, float]:
+def disk_of(path: Path) -> tuple[float, float]:
     """Free bytes and all of them; not a number where the system does not tell."""
     there = next((each for each in (path, *path.absolute().parents) if each.exists()), path)
     try:

@@ -107,13 +107,16 @@ async def health_of(services: QueryServices) -> HealthResponse:
         },
         findings=[
             *(HealthFinding(what=name, detail=why, runbook=WHEN_AWAY[name]) for name, why in away.items() if why),
-            *_findings(counts, points=points, dead_letters=dead),
+            *_findings(counts, points=points, dead_letters=dead, disk_bytes=services.disk_bytes()),
         ],
     )
 
 
-def _findings(counts: LedgerCounts | None, *, points: int | None, dead_letters: int | None) -> list[HealthFinding]:
-    standing = Standing(points=points, dead_letters=dead_letters)
+def _findings(
+    counts: LedgerCounts | None, *, points: int | None, dead_letters: int | None, disk_bytes: tuple[float, float]
+) -> list[HealthFinding]:
+    free, size = disk_bytes
+    standing = Standing(points=points, dead_letters=dead_letters, free_bytes=free, disk_bytes=size)
     if counts is not None:
         standing = replace(
             standing,

@@ -92,6 +92,7 @@ class QueryServices:
     Attributes:
         model: the default model of the model server; None: answers need none.
         trace_requests: puts a span around each request that was let in; None: nobody traces.
+        disk_bytes: free and all of the data directory's file system; not a number where the system does not tell.
     """
 
     engine: Retrieval
@@ -110,5 +111,6 @@ class QueryServices:
     limits: QueryLimits
     defaults: QueryDefaults
     index_memory: Callable[[], int]
+    disk_bytes: Callable[[], tuple[float, float]]
     errands: Errands
     trace_requests: Callable[[ASGIApp], ASGIApp] | None = None

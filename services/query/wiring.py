@@ -20,6 +20,7 @@ from dats_common.settings import Settings
 from dats_common.telemetry.guard import MeasuredEvidence, MeasuredGuard
 from dats_common.telemetry.logs import log
 from dats_common.telemetry.memory import resident_bytes
+from dats_common.telemetry.metrics import disk_of
 from dats_common.telemetry.replica_metrics import QueryMetrics
 from dats_common.telemetry.reranking import MeasuredReranker
 from dats_common.telemetry.support import MeasuredScorer
@@ -136,6 +137,7 @@ async def open_query_services(settings: Settings) -> AsyncIterator[QueryServices
                 errands=errands,
                 index_memory=resident_bytes,
                 trace_requests=tracing.requests if tracing else None,
+                disk_bytes=lambda: disk_of(settings.data_dir),
             )
         finally:
             await streams.close()

@@ -486,6 +486,7 @@ class Rig:
             limits=QueryLimits(**limits),
             defaults=QueryDefaults(search_mode=SearchMode.HYBRID, max_tokens=2000, top_k=10, answer_chunks=5),
             index_memory=lambda: 1,
+            disk_bytes=lambda: (50.0, 100.0),
             errands=errands,
             trace_requests=tracing.requests if tracing else None,
         )

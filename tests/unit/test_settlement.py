@@ -11,6 +11,7 @@ from dats_common.errors import (
     InvalidInput,
     LedgerUnavailable,
     NotFound,
+    StorageFailed,
 )
 
 TABLE: list[tuple[str, BaseException, int, bool, Settlement]] = [
@@ -23,6 +24,13 @@ TABLE: list[tuple[str, BaseException, int, bool, Settlement]] = [
     ("a fenced writer never gives up", Fenced("epoch 1"), 99, False, GiveBack(OUTAGE_PAUSE_S)),
     ("an outage blames no message", LedgerUnavailable("away"), 1, True, GiveBack(OUTAGE_PAUSE_S)),
     ("an outage never gives up", IndexUnavailable("away"), 99, True, GiveBack(OUTAGE_PAUSE_S)),
+    (
+        "a full disk blames no message, whatever answers a ping",
+        StorageFailed("full"),
+        99,
+        False,
+        GiveBack(OUTAGE_PAUSE_S),
+    ),
     ("an unknown error during an outage waits too", RuntimeError("odd"), 99, True, GiveBack(OUTAGE_PAUSE_S)),
     ("the first failure waits a second", EncoderUnavailable("slow"), 1, False, Retry(1.0)),
     ("the second five", EncoderUnavailable("slow"), 2, False, Retry(5.0)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -19,9 +20,8 @@ from dats_common.adapters.sql.connecting import WRITES, build_postgres_engine, o
 from dats_common.adapters.sql.row_security import AS_WRITER, Access, act_for, require_bound, require_membership
 from dats_common.adapters.sql.schema import is_known, may_run_on, newest_version, upgrade, version_of
 from dats_common.domain.model import ArtifactKey
-from dats_common.errors import ConfigurationError, LedgerUnavailable, LoginRefused
+from dats_common.errors import ConfigurationError, LedgerUnavailable, LoginRefused, StorageFailed
 
-_NO_SUCH_LOGIN = "28"  # the class of SQLSTATE, appendix A of PostgreSQL's manual
 _SERVER_CLOCK = literal_column("(extract(epoch FROM clock_timestamp()) * 1000000)::bigint", BigInteger)
 _ASK_SERVER_CLOCK = select(_SERVER_CLOCK)
 
@@ -98,9 +98,7 @@ class Database:
         except TimeoutError as error:
             raise LedgerUnavailable(f"the ledger did not answer within {self.timeout_s} s") from error
         except (OSError, DBAPIError, OperationalError, InternalClientError) as error:
-            if str(getattr(getattr(error, "orig", None), "sqlstate", "")).startswith(_NO_SUCH_LOGIN):
-                raise LoginRefused(f"the ledger refused the login of DATS_SQL_URL: {_brief(error)}") from error
-            raise LedgerUnavailable(f"the ledger is away: {_brief(error)}") from error
+            raise _kind_of(error)(f"the ledger {_WORDS[_kind_of(error)]}: {_brief(error)}") from error
         except SQLAlchemyError as error:
             raise LedgerUnavailable(f"the ledger refused: {_brief(error)}") from error
 
@@ -113,6 +111,26 @@ class Database:
     def now_inline(self) -> int | ColumnElement[int]:
         """The same as a value within a statement, for whom a round trip is too much and who need not know it."""
         return self.clock() if self.is_sqlite else _SERVER_CLOCK
+
+
+_WORDS: dict[type[LedgerUnavailable], str] = {
+    LedgerUnavailable: "is away",
+    LoginRefused: "refused the login of DATS_SQL_URL",
+    StorageFailed: "cannot write",
+}
+
+
+def _kind_of(error: Exception) -> type[LedgerUnavailable]:
+    """What a driver's error means for whoever called."""
+    original = getattr(error, "orig", None)
+    # Classes of SQLSTATE: PostgreSQL's manual, appendix A. SQLite: the low byte of its result codes.
+    sqlstate = str(getattr(original, "sqlstate", None) or "")
+    code = getattr(original, "sqlite_errorcode", 0) & 0xFF
+    if sqlstate.startswith("28"):
+        return LoginRefused
+    if sqlstate == "53100" or sqlstate.startswith("58") or code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+        return StorageFailed
+    return LedgerUnavailable
 
 
 def _brief(error: Exception) -> str:

@@ -10,12 +10,16 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 
+import structlog
+
 from dats_common.adapters.sqlite_bus.file import Claim, QueueFile, Waiting
 from dats_common.adapters.sqlite_bus.worker import FileThread
 from dats_common.contracts.routing import QUEUE_NAMES, dead_letter_headers
 from dats_common.contracts.topology import DEAD_LETTERS_QUEUE
 from dats_common.errors import BrokerUnavailable, ConfigurationError
 from dats_common.records import Delivery
+
+log = structlog.get_logger(component="sqlite_bus")
 
 BEAT_S = 0.5
 _WATCHED_TOGETHER = 64
@@ -110,14 +114,18 @@ class SqliteSubscription:
     # -- the port
 
     async def batch(self, *, max_items: int, max_wait_s: float) -> list[Delivery]:
-        """See `ports.Subscription`. Cancelling it loses nothing. Raises: BrokerUnavailable."""
-        while True:
-            await self._available(1, timeout_s=None)
-            await self._available(max_items, timeout_s=max_wait_s)
-            if self._stopped:
-                return []
-            if taken := await self._claim(max_items):
-                return taken
+        """See `ports.Subscription`. Cancelling it loses nothing."""
+        while not self._stopped:
+            try:
+                await self._available(1, timeout_s=None)
+                await self._available(max_items, timeout_s=max_wait_s)
+                if not self._stopped and (taken := await self._claim(max_items)):
+                    return taken
+            except BrokerUnavailable as error:
+                # A full disk, say: nothing is claimed, so nothing is lost by waiting until there is room.
+                log.warning("broker_waited", error=str(error))
+                await asyncio.sleep(BEAT_S)
+        return []
 
     async def ack(self, delivery: Delivery) -> None:
         """See `ports.Subscription`."""
