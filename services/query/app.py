@@ -30,8 +30,9 @@ def build_app(
         app.add_middleware(services.trace_requests)
     app.add_middleware(Gate, authenticator=authenticator, rates=rates)
     app.add_middleware(Concurrency, most=limits.concurrent_requests)
-    app.add_middleware(RequestCount, requests=services.metrics.http_requests)
-    services.metrics.declare_routes([*_paths(routes.router), *_paths(answer_routes.router), "/metrics"])
+    paths = [*_paths(routes.router), *_paths(answer_routes.router), "/metrics"]
+    app.add_middleware(RequestCount, requests=services.metrics.http_requests, routes=paths)
+    services.metrics.declare_routes(paths)
     app.add_middleware(RequestId)
     return app
 

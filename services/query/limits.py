@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import structlog
@@ -89,11 +90,17 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 class RequestCount:
-    """Counts answers by route template and status; paths that match no route share one label."""
+    """Counts answers by route template and status; paths that match no route share one label.
 
-    def __init__(self, app: ASGIApp, *, requests: Counter) -> None:
+    Args:
+        routes: the templates. What is refused before a route is looked up (too many in hand, no ledger to ask about a
+            key) counts for the one that is called so: an error budget would miss it.
+    """
+
+    def __init__(self, app: ASGIApp, *, requests: Counter, routes: Collection[str]) -> None:
         self._app = app
         self._requests = requests
+        self._routes = frozenset(routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -102,7 +109,8 @@ class RequestCount:
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                route = getattr(scope.get("route"), "path", _NO_ROUTE)
+                called = scope["path"] if scope["path"] in self._routes else _NO_ROUTE
+                route = getattr(scope.get("route"), "path", called)
                 self._requests.labels(route=route, status=str(message["status"])).inc()
             await send(message)
 

@@ -14,6 +14,7 @@ import random
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
@@ -43,19 +44,24 @@ FILLED_PAGES = 150
 PAGES_A_SECOND = 1.0
 CLIENTS = (1, 2, 4, 8, 16)
 STEP_S = 10.0
+ANSWERED = "200"
 _TIMEOUT = aiohttp.ClientTimeout(total=30)
 
 
 @dataclass
 class Seen:
-    """What the askers saw: seconds of each answer by mode, and how many got none."""
+    """What the askers saw: seconds of each answer by mode, and what came instead: a status, or an error's name."""
 
     seconds: dict[str, list[float]] = field(default_factory=lambda: {mode: [] for mode in MODES})
-    errors: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
 
     @property
     def all(self) -> list[float]:
         return [each for some in self.seconds.values() for each in some]
+
+    @property
+    def errors(self) -> int:
+        return self.failed.total()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +103,7 @@ def main() -> int:
     voice.table(
         f"{machine.cpu}, {machine.cores} cores; saturated at {saturation:.1f} queries/s, asked {SHARE:.0%} of that for "
         f"{wanted.minutes:g} minutes in all modes beside {PAGES_A_SECOND:g} pages/s: {len(seen.all)} answers, "
-        f"{seen.errors} errors, p95 {1000 * percentile(seen.all, 95):.1f} ms",
+        f"{seen.errors} errors {dict(seen.failed) or ''}, p95 {1000 * percentile(seen.all, 95):.1f} ms",
         ("figure", "askers", "recording rule", "off by", "", "rule"),
         [
             (
@@ -118,7 +124,7 @@ def main() -> int:
             "minutes": wanted.minutes,
             "saturation_qps": saturation,
             "answers": len(seen.all),
-            "errors": seen.errors,
+            "errors": seen.failed,
             "figures": figures,
         }
         wanted.json.write_text(json.dumps(report, indent=2) + "\n")
@@ -159,15 +165,15 @@ async def _client() -> AsyncIterator[aiohttp.ClientSession]:
         yield client
 
 
-async def _ask(client: aiohttp.ClientSession, url: str, *, question: str, mode: str) -> bool:
-    """Whether it was answered."""
+async def _ask(client: aiohttp.ClientSession, url: str, *, question: str, mode: str) -> str:
+    """Its status, or what went wrong."""
     body = {"query": question, "search_mode": mode, "project_id": "proj-1"}
     try:
         async with client.post(f"{url}/api/v1/query", json=body) as response:
             await response.read()
-            return response.status == 200
-    except (aiohttp.ClientError, TimeoutError):
-        return False
+            return str(response.status)
+    except (aiohttp.ClientError, TimeoutError) as error:
+        return type(error).__name__
 
 
 async def _saturation(client: aiohttp.ClientSession, stage: Stage, *, voice: Voice) -> float:
@@ -181,7 +187,7 @@ async def _saturation(client: aiohttp.ClientSession, stage: Stage, *, voice: Voi
             replica = stage.fleet.replicas[number % len(stage.fleet.replicas)]
             done = 0
             while time.perf_counter() < until:
-                done += await _ask(client, replica.url, question=next(mine), mode=next(modes))
+                done += await _ask(client, replica.url, question=next(mine), mode=next(modes)) == ANSWERED
             return done
 
         answered = sum(await asyncio.gather(*(asker(number) for number in range(count))))
@@ -197,10 +203,11 @@ async def _ask_steadily(client: aiohttp.ClientSession, stage: Stage, *, rate: fl
     replicas = itertools.cycle(stage.fleet.replicas)
 
     async def one(question: str, mode: str, url: str, due: float) -> None:
-        if await _ask(client, url, question=question, mode=mode):
+        came = await _ask(client, url, question=question, mode=mode)
+        if came == ANSWERED:
             seen.seconds[mode].append(time.perf_counter() - due)
         else:
-            seen.errors += 1
+            seen.failed[came] += 1
 
     started = due = time.perf_counter()
     async with asyncio.TaskGroup() as group:

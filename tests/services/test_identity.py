@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -420,6 +421,12 @@ async def test_more_requests_than_it_takes_at_once_are_503_and_probes_get_throug
         assert refused.headers["retry-after"] == "1"
         for path in sorted(PROBE_PATHS - {"/api/v1/health/ready"}):
             assert (await client.get(path)).status_code == 200
+        # An error budget is reckoned from it, although no route was looked up.
+        counted = re.search(
+            r'rag_http_requests_total{route="/api/v1/query",status="503"} (\S+)', (await client.get("/metrics")).text
+        )
+        assert counted
+        assert float(counted[1]) >= 1
         searches.open.set()
         assert {response.status_code for response in await asyncio.gather(*held)} == {200}
         assert (await search(client, key)).status_code == 200
