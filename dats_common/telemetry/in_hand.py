@@ -15,6 +15,8 @@ from dats_common.records import Delivery
 from dats_common.telemetry.metrics import WORK_QUEUES
 from dats_common.telemetry.writer_metrics import WriterMetrics
 
+_MOST_REMEMBERED = 10_000  # Messages that are to come again; many times what a writer has in hand.
+
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
@@ -27,22 +29,34 @@ class _Taken:
 
 
 class _InHand:
-    """What was handed out of one queue and is not settled, in the order of its coming."""
+    """What was handed out of one queue and is not settled. What comes again is as old as when it came first."""
 
     def __init__(self) -> None:
         self._taken: dict[int, _Taken] = {}
+        self._first_s: dict[str | int, float] = {}
 
     def take(self, delivery: Delivery) -> None:
-        self._taken[id(delivery)] = _Taken(delivery, time.monotonic())
+        at_s = self._first_s.setdefault(_identity(delivery), time.monotonic())
+        self._taken[id(delivery)] = _Taken(delivery, at_s)
+        if len(self._first_s) > _MOST_REMEMBERED:
+            del self._first_s[next(iter(self._first_s))]
 
-    def settle(self, delivery: Delivery) -> None:
+    def let_go(self, delivery: Delivery) -> None:
+        """It will come again."""
         self._taken.pop(id(delivery), None)
 
+    def finish(self, delivery: Delivery) -> None:
+        self.let_go(delivery)
+        self._first_s.pop(_identity(delivery), None)
+
     def oldest_s(self) -> float:
-        """Age of the first in seconds, 0 if there is none. Called by the thread that serves a scrape: it looks even if
-        the loop hangs, and reads the one body that it needs."""
-        first = next(iter(list(self._taken.values())), None)
-        return first.age_s() if first else 0.0
+        """Age of the oldest in seconds, 0 if there is none. Called by the thread that serves a scrape: it looks even if
+        the loop hangs."""
+        return max((each.age_s() for each in list(self._taken.values())), default=0.0)
+
+
+def _identity(delivery: Delivery) -> str | int:
+    return delivery.message_id or hash(delivery.body)
 
 
 class MeasuredBus:
@@ -96,23 +110,23 @@ class _MeasuredSubscription:
 
     async def ack(self, delivery: Delivery) -> None:
         await self._subscription.ack(delivery)
-        self._in_hand.settle(delivery)
+        self._in_hand.finish(delivery)
 
     async def retry(self, delivery: Delivery, *, delay_s: float) -> None:
         await self._subscription.retry(delivery, delay_s=delay_s)
-        self._in_hand.settle(delivery)
+        self._in_hand.let_go(delivery)
 
     async def give_back(self, delivery: Delivery) -> None:
         await self._subscription.give_back(delivery)
-        self._in_hand.settle(delivery)
+        self._in_hand.let_go(delivery)
 
     async def hand_over(self, delivery: Delivery, *, queue: str) -> None:
         await self._subscription.hand_over(delivery, queue=queue)
-        self._in_hand.settle(delivery)
+        self._in_hand.let_go(delivery)
 
     async def dead_letter(self, delivery: Delivery, *, reason: str) -> None:
         await self._subscription.dead_letter(delivery, reason=reason)
-        self._in_hand.settle(delivery)
+        self._in_hand.finish(delivery)
 
     async def stop(self) -> None:
         await self._subscription.stop()

@@ -36,6 +36,7 @@ from dats_common.errors import LLMConnectionError
 from dats_common.fingerprint import fingerprint
 from dats_common.maintenance.sweep import Sweeper
 from dats_common.records import Heartbeat
+from dats_common.telemetry.in_hand import MeasuredBus
 from dats_common.telemetry.replica_metrics import QueryMetrics
 from services.query.services import QueryServices
 
@@ -484,3 +485,30 @@ def test_each_process_says_which_release_it_runs_and_what_it_takes() -> None:
     metrics = QueryMetrics()
     assert metrics.registry.get_sample_value("rag_build_info", {"version": version("dats-rag")}) == 1
     assert (metrics.registry.get_sample_value("process_resident_memory_bytes") or 0) > 1_000_000
+
+
+async def test_the_oldest_counts_whatever_was_handed_out_before_it(rig: Rig) -> None:
+    rig.encoder.documents.hold()
+    bare = {"data": {"artifact_id": "bare", "content": "x", "metadata": {"project_id": "p"}}}
+    rig.bus.inject("task.validated", json.dumps(bare).encode())
+    rig.validated("a", "a report on invoices", time=ago(300))
+    async with rig.writer():
+        await asyncio.wait_for(rig.encoder.documents.reached.wait(), 20)
+        assert 300 <= written(rig, "rag_queue_oldest_seconds", queue=VALIDATED_QUEUE) < 330
+
+
+async def test_a_message_without_a_time_that_comes_again_is_as_old_as_when_it_came_first(rig: Rig) -> None:
+    def oldest() -> float:
+        return written(rig, "rag_queue_oldest_seconds", queue=VALIDATED_QUEUE)
+
+    rig.bus.inject("task.validated", b"{}")
+    async with MeasuredBus(rig.bus, rig.writer_metrics).subscribe(VALIDATED_QUEUE, prefetch=1) as subscription:
+        [first] = await subscription.batch(max_items=1, max_wait_s=20)
+        await eventually(lambda: asyncio.sleep(0, oldest() > 0.1))
+        before = oldest()
+        await subscription.give_back(first)
+        assert oldest() == 0
+        [again] = await subscription.batch(max_items=1, max_wait_s=20)
+        assert oldest() >= before
+        await subscription.ack(again)
+        assert oldest() == 0
