@@ -279,6 +279,7 @@ async def test_a_taint_makes_invisible_at_once_and_counts_what_it_removed(ledger
     [data] = (await relayed(ledger)).data("embedding.invalidated")
     assert data == {
         "artifact_ids": ["a", "never-seen"],
+        "tenant_id": "default",
         "cascade_id": "cascade",
         "chunks_removed": 3,
         "through": NOON + 70 * SECOND,
