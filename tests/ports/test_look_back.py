@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,6 +125,16 @@ async def test_an_invalidation_of_the_first_release_names_no_tenant_and_covers_a
     async with lost.restored() as restored:
         await replay(restored, older)
         assert await live(restored) == {key("b"), key("c")}
+
+
+async def test_a_copy_is_of_the_file_that_was_named_whatever_its_name(tmp_path: Path) -> None:
+    directory = tmp_path / "a#b"
+    directory.mkdir()
+    async with open_ledger(f"sqlite:///{directory / 'ledger.db'}"):
+        copy_file(directory / "ledger.db", directory / "copy.db", timeout_s=10)
+    with closing(sqlite3.connect(directory / "copy.db")) as copy:
+        assert copy.execute("SELECT count(*) FROM rag_artifacts").fetchall() == [(0,)]
+    assert {each.name for each in tmp_path.iterdir()} == {"a#b"}
 
 
 async def test_a_copy_appears_whole_or_not_at_all(lost: Lost) -> None:
