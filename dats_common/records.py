@@ -435,6 +435,7 @@ class Withdrawn:
     Attributes:
         tainted_at: when the latest taint that covers it was sent, an ORD.
         version: of the kept source.
+        taints: how many have come since the ledger keeps it; to take back the latest is to take back all of them.
     """
 
     key: ArtifactKey
@@ -442,6 +443,7 @@ class Withdrawn:
     version: int
     title: str
     size_chars: int
+    taints: int
     content: str | None = field(default=None, repr=False)
 
 

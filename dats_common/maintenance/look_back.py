@@ -15,6 +15,7 @@ from dats_common.contracts.events import SOURCE, parse_time
 from dats_common.contracts.topology import EMBEDDING_COMPLETED, EMBEDDING_INVALIDATED
 from dats_common.domain.model import EventTime, Taint
 from dats_common.domain.taint import MICROSECONDS
+from dats_common.errors import InvalidInput
 from dats_common.ports import LookBack, OperatorsLedger
 
 _REASON = "replayed: the ledger had forgotten it"
@@ -57,7 +58,7 @@ async def replay_taints(
     Raises: BrokerUnavailable; LedgerUnavailable: some may be applied.
     """
     begins_at = await ledger.first_announced()
-    events = [event for event in map(json.loads, await bus.published()) if event.get("source") == SOURCE]
+    events = [event for event in map(_ours, await bus.published()) if event is not None]
     known = set(await ledger.announced([event["id"] for event in events]))
     taints = [_taint(event, skew_s=skew_s, actor=actor) for event in _of(EMBEDDING_INVALIDATED, events, known=known)]
     replayed = await ledger.announced([_announced_as(taint) for taint in taints])
@@ -78,6 +79,22 @@ async def replay_taints(
             [event["id"] in known for event, at in zip(events, times, strict=True) if begins_at and at >= begins_at]
         ),
     )
+
+
+def _ours(body: bytes) -> dict[str, Any] | None:
+    """An event of ours. Others may publish under our routing keys: what they say must not keep a taint from coming."""
+    try:
+        event = json.loads(body)
+        if event["source"] != SOURCE:
+            return None
+        parse_time(event["time"])
+        if event["type"] == EMBEDDING_INVALIDATED:
+            _taint(event, skew_s=0.0, actor="")
+        elif event["type"] == EMBEDDING_COMPLETED:
+            event["data"]["artifact_id"]
+    except (ValueError, TypeError, KeyError, InvalidInput):
+        return None
+    return event if isinstance(event["id"], str) else None
 
 
 def _is_complete(known: Sequence[bool]) -> bool:

@@ -27,11 +27,14 @@ async def show_withdrawn(
         "version": rfc3339(found.version),
         "title": found.title,
         "size_chars": found.size_chars,
+        "taints": found.taints,
     }
     voice.result(told if found.content is None else {**told, "content": found.content})
     voice.table(key.artifact_id, ("what", "value"), [(name, str(value)) for name, value in told.items()])
     if found.content is not None:
         voice.say(found.content)
+    if found.taints > 1:
+        voice.say(f"{found.taints} taints took it away, and all are taken back together: rag_audit has who, and why")
     voice.say(f"To take that taint back, add: --tainted-at {told['tainted_at']} --reason TEXT")
 
 

@@ -6,6 +6,7 @@ The answers come from a thread, so that a loop that hangs is told and not waited
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
@@ -144,9 +145,17 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     block_on_close = False
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Whoever went away or sent nothing is no trouble of the writer's; all else is told."""
+        if not isinstance(sys.exception(), TimeoutError | ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
 
 class _Silent(WSGIRequestHandler):
     """A line in the log for every probe helps nobody."""
+
+    timeout = 3.0
+    """For a request to arrive: each connection has a thread, and anyone may open one."""
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class names it so
         """Nothing."""

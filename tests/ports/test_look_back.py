@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from ledgers import Writer, key, tainted, validated
 from dats_common.adapters.memory_bus import MemoryBus
 from dats_common.adapters.sql.backup import copy_file
 from dats_common.adapters.sql.ledger import SqlLedger, open_ledger
+from dats_common.contracts.events import SOURCE
 from dats_common.domain.model import ArtifactKey
 from dats_common.errors import ConfigurationError, LedgerUnavailable
 from dats_common.maintenance.look_back import Replayed, replay_taints
@@ -124,6 +126,39 @@ async def test_an_invalidation_of_the_first_release_names_no_tenant_and_covers_a
     async with lost.restored() as restored:
         await replay(restored, older)
         assert await live(restored) == {key("b"), key("c")}
+
+
+async def test_what_others_publish_under_our_names_keeps_no_taint_from_coming(lost: Lost) -> None:
+    lost.back_up()
+    ours = {"source": SOURCE, "id": "x", "time": "2026-01-01T12:00:00Z"}
+    strange = [
+        "not an object",
+        {"source": "elsewhere"},
+        {"source": SOURCE},
+        {**ours, "type": "embedding.invalidated", "data": {"artifact_ids": ["c"]}},
+        {**ours, "type": "embedding.invalidated", "data": {"artifact_ids": 3, "through": "now", "cascade_id": None}},
+        {**ours, "type": "embedding.completed", "data": None},
+        {**ours, "type": "embedding.completed", "time": "noon", "data": {"artifact_id": "c"}},
+        {**ours, "type": "embedding.completed", "id": 7, "data": {"artifact_id": "c"}},
+    ]
+    for body in [b"{", b"\xff", *(json.dumps(each).encode() for each in strange)]:
+        lost.bus.inject("embedding.completed", body)
+    await lost.ledger.taint(tainted("a", at_s=0), skew_s=SKEW_S)
+    await lost.relayed()
+    async with lost.restored() as restored:
+        done = await replay(restored, lost.bus)
+        assert (done.taints, done.forgotten, done.is_complete) == (1, (), True)
+        assert await live(restored) == {ELSEWHERE, key("b"), key("c")}
+
+
+async def test_a_copy_is_of_the_file_that_was_named_whatever_its_name(tmp_path: Path) -> None:
+    directory = tmp_path / "a#b"
+    directory.mkdir()
+    async with open_ledger(f"sqlite:///{directory / 'ledger.db'}"):
+        copy_file(directory / "ledger.db", directory / "copy.db", timeout_s=10)
+    with closing(sqlite3.connect(directory / "copy.db")) as copy:
+        assert copy.execute("SELECT count(*) FROM rag_artifacts").fetchall() == [(0,)]
+    assert {each.name for each in tmp_path.iterdir()} == {"a#b"}
 
 
 async def test_a_copy_appears_whole_or_not_at_all(lost: Lost) -> None:

@@ -285,6 +285,7 @@ async def test_a_wrong_taint_is_taken_back_by_naming_it_and_no_other_is(world: W
 
         status, found = await world.command("untaint", "wronged")
         assert (status, found["tainted_at"], found["size_chars"]) == (0, rfc3339(sent), len("a good text"))
+        assert found["taints"] == 1
         assert "a good text" not in json.dumps(found)
         assert (await world.command("untaint", "wronged", "--body"))[1]["content"] == "a good text"
         taking_back = ("untaint", "wronged", "--reason", "QA looked again", "--tainted-at")
@@ -295,6 +296,8 @@ async def test_a_wrong_taint_is_taken_back_by_naming_it_and_no_other_is(world: W
         assert (await world.command(*taking_back, found["tainted_at"]))[0] == 1
         assert await world.rig.live("wronged") == set()
 
+        # The one that he saw first would be taken back with the latest: he is told that there are two.
+        assert (await world.command("untaint", "wronged"))[1]["taints"] == 2
         assert (await world.command(*taking_back, rfc3339(again)))[0] == 0
         await world.rig.all_live("wronged")
         assert (await world.command(*taking_back, rfc3339(again)))[0] == 1  # it is live

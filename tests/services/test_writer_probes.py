@@ -98,6 +98,21 @@ async def test_a_batch_that_hangs_is_not_live_although_the_loop_turns() -> None:
         assert (await client.get("/health/live")).status_code == 200
 
 
+async def test_a_connection_that_sends_nothing_is_closed_with_its_thread_and_without_a_word(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    async with probed(Progress(), Needs()) as (_, client):
+        before = threading.active_count()
+        reader, stranger = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        async with asyncio.timeout(20):
+            assert await reader.read() == b""
+            while threading.active_count() > before:
+                await asyncio.sleep(0.05)
+        stranger.close()
+        assert (await client.get("/health/live")).status_code == 200
+    assert capfd.readouterr().err == ""
+
+
 async def test_a_taken_port_stops_the_start_and_no_port_serves_nothing() -> None:
     probes = Probes(asyncio.get_running_loop())
     with probes.served("127.0.0.1", 0):

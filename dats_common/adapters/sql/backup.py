@@ -43,7 +43,7 @@ def copy_file(source: Path, target: Path, *, timeout_s: float) -> int:
 def _copy(source: Path, part: Path, *, timeout_s: float) -> None:
     try:
         with (
-            closing(sqlite3.connect(f"file:{source}?mode=rw", uri=True, timeout=timeout_s)) as ledger,
+            closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=rw", uri=True, timeout=timeout_s)) as ledger,
             closing(sqlite3.connect(part)) as copy,
         ):
             ledger.backup(copy)  # all pages in one read transaction: no writer makes it begin anew

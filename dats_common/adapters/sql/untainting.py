@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from sqlalchemy import Row, exists, func, null, select
+from sqlalchemy import Row, Text, cast, exists, func, null, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from dats_common.adapters.sql.engine import Database
-from dats_common.adapters.sql.identity import record
+from dats_common.adapters.sql.identity import MOST_IDS_KEPT, record
 from dats_common.adapters.sql.rows import DOCUMENT_FIELDS, lock_states, metadata_of
-from dats_common.adapters.sql.tables import documents, pending, quarantine
+from dats_common.adapters.sql.tables import audit, documents, pending, quarantine
 from dats_common.domain.model import ArtifactKey, EventTime, Validated
 from dats_common.domain.taint import ArtifactState, Untaint, untaint
 from dats_common.errors import NotFound, Refused
@@ -24,8 +25,10 @@ async def withdrawn_source(database: Database, key: ArtifactKey, *, with_content
         state = (await lock_states(connection, [key])).get(key, ArtifactState())
         if state.is_live or not state.tombstone.stands:
             raise NotFound(f"{key.artifact_id}: {Untaint.NOT_TAINTED.value}")
-        row = await _newest(connection, key, body, func.length(documents.c.body).label("size"), documents.c.title)
-        return Withdrawn(key, state.tombstone.at, row.version, row.title, row.size, row.body)
+        size = func.length(documents.c.body).label("size")
+        row = await _newest(connection, key, body, size, documents.c.title, documents.c.created_at)
+        taints = await _taints(connection, key, since=row.created_at)
+        return Withdrawn(key, state.tombstone.at, row.version, row.title, row.size, taints, row.body)
 
 
 async def untainted_event(
@@ -65,6 +68,20 @@ async def _newest(connection: AsyncConnection, key: ArtifactKey, *columns: Any) 
     if row is None:
         raise NotFound(f"{key.artifact_id}: the ledger keeps no source of it; have it approved again")
     return row
+
+
+async def _taints(connection: AsyncConnection, key: ArtifactKey, *, since: int) -> int:
+    """How many were committed since then that cover it, by the audit; a large one, of which it keeps some ids, may."""
+    named = cast(audit.c.artifact_ids, Text).contains(json.dumps(key.artifact_id), autoescape=True)
+    counted = await connection.execute(
+        select(func.count()).where(
+            audit.c.action == "taint",
+            audit.c.at >= since,
+            or_(audit.c.tenant_id == key.tenant_id, audit.c.tenant_id.is_(None)),
+            or_(named, audit.c.artifact_count > MOST_IDS_KEPT),
+        )
+    )
+    return int(counted.scalar_one())
 
 
 async def _is_newer(connection: AsyncConnection, key: ArtifactKey, version: int) -> bool:
