@@ -182,8 +182,9 @@ async def _saturation(client: aiohttp.ClientSession, stage: Stage, *, voice: Voi
     for count in CLIENTS:
         answered, until = 0, time.perf_counter() + STEP_S
 
-        async def asker(number: int, until: float = until) -> int:
-            mine, modes = iter(questions(100_000 // 16, seed=100 + number)), itertools.cycle(MODES)
+        async def asker(number: int, count: int = count, until: float = until) -> int:
+            # Others in each step: a replica keeps the vectors of what it was asked.
+            mine, modes = iter(questions(100_000 // 16, seed=100 * count + number)), itertools.cycle(MODES)
             replica = stage.fleet.replicas[number % len(stage.fleet.replicas)]
             done = 0
             while time.perf_counter() < until:
