@@ -539,8 +539,12 @@ class Withdrawals(Protocol):
     async def withdrawn(self, key: ArtifactKey, *, with_content: bool = False) -> Withdrawn:
         """Raises: NotFound: nothing of it is withdrawn, or the ledger has no source of it."""
 
-    async def untainted(self, key: ArtifactKey, *, tainted_at: int, reason: str, actor: str) -> Validated:
+    async def untainted(self, key: ArtifactKey, *, tainted_at: int, taints: int, reason: str, actor: str) -> Validated:
         """The kept source as a version right behind that taint; audited. Shows nothing yet: send it to the writer.
+
+        Args:
+            tainted_at: when the latest taint was sent.
+            taints: how many took it away, as `withdrawn` told.
 
         Raises: NotFound; Refused: see `domain.taint.Untaint`.
         """

@@ -194,11 +194,14 @@ class Untaint(StrEnum):
     GRANTED = "granted"
     NOT_TAINTED = "nothing is withdrawn: it is live, or no taint ever covered it"
     ANOTHER_TAINT = "the latest taint is not the one that was named: look again"
+    OTHER_TAINTS = "not as many taints took it away as were agreed to: look again, each of them would be taken back"
     NEWER = "a version of it is being written, or waits in quarantine: see to that one"
     TOO_EARLY = "a taint from another clock still covers the present: try again once its skew is over"
 
 
-def untaint(state: ArtifactState, *, named: int, newer: bool, now: int) -> tuple[Untaint, int]:
+def untaint(
+    state: ArtifactState, *, named: int, taints: int, agreed: int, newer: bool, now: int
+) -> tuple[Untaint, int]:
     """Whether the kept source may come back, and at which place.
 
     The place is right behind what the taint covers, and not the present: whatever was approved or tainted after that
@@ -206,6 +209,9 @@ def untaint(state: ArtifactState, *, named: int, newer: bool, now: int) -> tuple
 
     Args:
         named: when the taint that is taken back was sent. A later one, which the operator did not see, stands.
+        taints: how many took it away. All of them lose their hold on it, so one that was sent before `named` and came
+            after the operator looked must not go unseen.
+        agreed: how many of them the operator knows of.
         newer: a version no older than the kept one is known, and not shown yet.
     """
     at = state.tombstone.bound(own_clock=True) + 1
@@ -213,6 +219,8 @@ def untaint(state: ArtifactState, *, named: int, newer: bool, now: int) -> tuple
         return Untaint.NOT_TAINTED, at
     if named != state.tombstone.at:
         return Untaint.ANOTHER_TAINT, at
+    if taints != agreed:
+        return Untaint.OTHER_TAINTS, at
     if newer:
         return Untaint.NEWER, at
     return (Untaint.GRANTED if at <= now else Untaint.TOO_EARLY), at

@@ -23,16 +23,19 @@ async def readmit(entry_id: int, *, quarantine: Quarantine, bus: Bus) -> Validat
 
 
 async def untaint(
-    key: ArtifactKey, *, tainted_at: int, reason: str, actor: str, withdrawals: Withdrawals, bus: Bus
+    key: ArtifactKey, *, tainted_at: int, taints: int, reason: str, actor: str, withdrawals: Withdrawals, bus: Bus
 ) -> Validated:
     """Send the kept source to the writer as a version right behind the taint that was sent at `tainted_at`.
 
     The tombstone stays: the writer judges the version like any other, by every taint and version that it knows by then.
     The repeat of one that was interrupted is a duplicate.
 
+    Args:
+        taints: how many took it away, as the operator was told; they are taken back together.
+
     Raises: NotFound; Refused: see `domain.taint.Untaint`; BrokerUnavailable, LedgerUnavailable: repeat it.
     """
-    event = await withdrawals.untainted(key, tainted_at=tainted_at, reason=reason, actor=actor)
+    event = await withdrawals.untainted(key, tainted_at=tainted_at, taints=taints, reason=reason, actor=actor)
     await _send(event, bus=bus)
     return event
 

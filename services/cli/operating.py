@@ -140,6 +140,9 @@ def untaint(
     tainted_at: Annotated[
         str | None, typer.Option("--tainted-at", help="Which taint was wrong, by its time as this command shows it.")
     ] = None,
+    taints: Annotated[
+        int, typer.Option("--taints", min=0, help="How many are taken back together, as this command shows.")
+    ] = 1,
     reason: Annotated[str | None, typer.Option("--reason", help="For the record; needed with --tainted-at.")] = None,
     body: Body = False,
     tenant: Tenant = None,
@@ -158,7 +161,15 @@ def untaint(
             asyncio.run(show_withdrawn(settings, artifact, tenant_id=tenant, with_content=body, voice=voice))
         else:
             asyncio.run(
-                take_back(settings, artifact, tenant_id=tenant, tainted_at=tainted_at, reason=reason, voice=voice)
+                take_back(
+                    settings,
+                    artifact,
+                    tenant_id=tenant,
+                    tainted_at=tainted_at,
+                    taints=taints,
+                    reason=reason,
+                    voice=voice,
+                )
             )
     except InvalidInput:
         raise  # wrong usage, not a refusal

@@ -35,18 +35,28 @@ async def show_withdrawn(
         voice.say(found.content)
     if found.taints > 1:
         voice.say(f"{found.taints} taints took it away, and all are taken back together: rag_audit has who, and why")
-    voice.say(f"To take that taint back, add: --tainted-at {told['tainted_at']} --reason TEXT")
+    together = f" --taints {found.taints}" if found.taints != 1 else ""
+    voice.say(f"To take that back, add: --tainted-at {told['tainted_at']}{together} --reason TEXT")
 
 
 async def take_back(
-    settings: Settings, artifact_id: str, *, tenant_id: str | None, tainted_at: str, reason: str, voice: Voice
+    settings: Settings,
+    artifact_id: str,
+    *,
+    tenant_id: str | None,
+    tainted_at: str,
+    taints: int,
+    reason: str,
+    voice: Voice,
 ) -> None:
     """Raises: NotFound; Refused: see `domain.taint.Untaint`; Unavailable: repeat it."""
     require_fleet(settings)
     named = parse_time(tainted_at)
     key = ArtifactKey(tenant_id or DEFAULT_TENANT, artifact_id)
     async with open_ledger(settings) as ledger, open_bus(settings, name="untaint", patient=False) as bus:
-        event = await untaint(key, tainted_at=named, reason=reason, actor=actor(), withdrawals=ledger, bus=bus)
+        event = await untaint(
+            key, tainted_at=named, taints=taints, reason=reason, actor=actor(), withdrawals=ledger, bus=bus
+        )
     version = rfc3339(event.time.claimed or 0)
     voice.result({"artifact_id": key.artifact_id, "tenant_id": key.tenant_id, "version": version})
     voice.say(f"{key.artifact_id} is on its way to the writer, as the version of {version}")

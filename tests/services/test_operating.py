@@ -276,7 +276,7 @@ async def test_commands_on_a_directory_without_a_fleet_say_what_to_do(tmp_path: 
 
 async def test_a_wrong_taint_is_taken_back_by_naming_it_and_no_other_is(world: World) -> None:
     now = await world.rig.ledger.now()
-    sent, again, later = (now - ago * SECOND for ago in (900, 600, 300))
+    sent, between, again, later = (now - ago * SECOND for ago in (900, 700, 600, 300))
     async with world.rig.writer():
         await world.validated("wronged", "a good text", at=now - 1000 * SECOND)
         await world.rig.all_live("wronged")
@@ -296,11 +296,18 @@ async def test_a_wrong_taint_is_taken_back_by_naming_it_and_no_other_is(world: W
         assert (await world.command(*taking_back, found["tainted_at"]))[0] == 1
         assert await world.rig.live("wronged") == set()
 
-        # The one that he saw first would be taken back with the latest: he is told that there are two.
+        # The one that he saw first would be taken back with the latest: he has to say that he knows of both.
         assert (await world.command("untaint", "wronged"))[1]["taints"] == 2
-        assert (await world.command(*taking_back, rfc3339(again)))[0] == 0
+        assert (await world.command(*taking_back, rfc3339(again)))[0] == 1
+
+        # One that was sent earlier and comes late is no later taint; it is one that he has not seen.
+        await world.tainted("wronged", at=between)
+        await world.told("embedding.invalidated", 3)
+        assert (await world.command(*taking_back, rfc3339(again), "--taints", "2"))[0] == 1
+        assert await world.rig.live("wronged") == set()
+        assert (await world.command(*taking_back, rfc3339(again), "--taints", "3"))[0] == 0
         await world.rig.all_live("wronged")
-        assert (await world.command(*taking_back, rfc3339(again)))[0] == 1  # it is live
+        assert (await world.command(*taking_back, rfc3339(again), "--taints", "3"))[0] == 1  # it is live
         assert (await world.command("untaint", "wronged"))[0] == 1
 
         # The tombstones stand: a late copy of the first text stays away, a new taint takes it again.

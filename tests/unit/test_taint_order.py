@@ -359,14 +359,14 @@ def test_a_taint_is_taken_back_only_by_name_and_only_behind_all_that_it_covers(
     sent: int, own_clock: bool, named: int, now: int, newer: bool, later: int
 ) -> None:
     state = ArtifactState(tombstone=tombstone(sent * S, own_clock=own_clock, skew_s=SKEW_S), version=sent * S)
-    verdict, at = untaint(state, named=named * S, newer=newer, now=now * S)
+    verdict, at = untaint(state, named=named * S, taints=1, agreed=1, newer=newer, now=now * S)
     if verdict is not Untaint.GRANTED:
         return
     again = Place(at, own_clock=True)
     assert (named, newer) == (sent, False)
     assert at <= now * S
     assert admit(state, again, content_hash="x", seen_before=False) == (Verdict.EMBED, None)
-    assert untaint(state, named=named * S, newer=False, now=(now + 100) * S)[1] == at  # the repeat is a copy
+    assert untaint(state, named=named * S, taints=1, agreed=1, newer=False, now=(now + 100) * S)[1] == at  # a copy
     another = tombstone(later * S, own_clock=own_clock, skew_s=SKEW_S)
     if later * S >= at:  # it was on its way: it wins
         both = replace(state, tombstone=state.tombstone.merge(another))
@@ -390,4 +390,10 @@ UNTAINTS = [
     ("state", "named", "newer", "now", "verdict"), [row[1:] for row in UNTAINTS], ids=[row[0] for row in UNTAINTS]
 )
 def test_untaint(state: ArtifactState, named: int, newer: bool, now: int, verdict: Untaint) -> None:
-    assert untaint(state, named=named * S, newer=newer, now=now * S)[0] is verdict
+    assert untaint(state, named=named * S, taints=1, agreed=1, newer=newer, now=now * S)[0] is verdict
+
+
+@pytest.mark.parametrize(("taints", "agreed"), [(2, 1), (1, 2), (1, 0)])
+def test_a_taint_that_nobody_agreed_to_is_not_taken_back_with_another(taints: int, agreed: int) -> None:
+    verdict, _ = untaint(TAINTED, named=100 * S, taints=taints, agreed=agreed, newer=False, now=900 * S)
+    assert verdict is Untaint.OTHER_TAINTS

@@ -290,8 +290,10 @@ class SqlLedger:
     async def withdrawn(self, key: ArtifactKey, *, with_content: bool = False) -> Withdrawn:
         return await withdrawn_source(self._database, key, with_content=with_content)
 
-    async def untainted(self, key: ArtifactKey, *, tainted_at: int, reason: str, actor: str) -> Validated:
-        return await untainted_event(self._database, key, tainted_at=tainted_at, reason=reason, actor=actor)
+    async def untainted(self, key: ArtifactKey, *, tainted_at: int, taints: int, reason: str, actor: str) -> Validated:
+        return await untainted_event(
+            self._database, key, tainted_at=tainted_at, taints=taints, reason=reason, actor=actor
+        )
 
     async def ping(self) -> None:
         async with self._database.reading() as connection:

@@ -32,14 +32,21 @@ async def withdrawn_source(database: Database, key: ArtifactKey, *, with_content
 
 
 async def untainted_event(
-    database: Database, key: ArtifactKey, *, tainted_at: int, reason: str, actor: str
+    database: Database, key: ArtifactKey, *, tainted_at: int, taints: int, reason: str, actor: str
 ) -> Validated:
     """Judged under the artifact's lock, and audited with the judgement. Raises: NotFound; Refused."""
     async with database.writing() as connection:
         state = (await lock_states(connection, [key])).get(key, ArtifactState())
         now = await database.now(connection)
-        row = await _newest(connection, key, documents.c.body, *DOCUMENT_FIELDS)
-        verdict, at = untaint(state, named=tainted_at, newer=await _is_newer(connection, key, row.version), now=now)
+        row = await _newest(connection, key, documents.c.body, documents.c.created_at, *DOCUMENT_FIELDS)
+        verdict, at = untaint(
+            state,
+            named=tainted_at,
+            taints=await _taints(connection, key, since=row.created_at),
+            agreed=taints,
+            newer=await _is_newer(connection, key, row.version),
+            now=now,
+        )
         if verdict is not Untaint.GRANTED:
             raise Refused(f"{key.artifact_id}: {verdict.value}")
         entry = AuditEntry(
