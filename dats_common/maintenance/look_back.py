@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
+from dats_common.contracts.api import CANARY_PROJECT
 from dats_common.contracts.events import SOURCE, parse_time
 from dats_common.contracts.topology import EMBEDDING_COMPLETED, EMBEDDING_INVALIDATED
 from dats_common.domain.model import EventTime, Taint
@@ -71,9 +72,7 @@ async def replay_taints(
     return Replayed(
         taints=len(missed),
         known=sum(event["type"] == EMBEDDING_INVALIDATED for event in events) - len(missed),
-        forgotten=tuple(
-            sorted({event["data"]["artifact_id"] for event in _of(EMBEDDING_COMPLETED, events, known=known)})
-        ),
+        forgotten=tuple(sorted(_indexed(_of(EMBEDDING_COMPLETED, events, known=known)))),
         reaches_back_to=min(times, default=None),
         is_complete=_is_complete(
             [event["id"] in known for event, at in zip(events, times, strict=True) if begins_at and at >= begins_at]
@@ -110,6 +109,12 @@ def _is_complete(known: Sequence[bool]) -> bool:
 
 def _of(event_type: str, events: Sequence[dict[str, Any]], *, known: Set[str]) -> list[dict[str, Any]]:
     return [event for event in events if event["type"] == event_type and event["id"] not in known]
+
+
+def _indexed(completed: Sequence[dict[str, Any]]) -> set[str]:
+    """Artifacts that QA has; canaries are nobody's."""
+    ids = {event["data"]["artifact_id"] for event in completed}
+    return {each for each in ids if not each.startswith(f"{CANARY_PROJECT}/")}
 
 
 def _announced_as(taint: Taint) -> str:

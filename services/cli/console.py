@@ -40,7 +40,7 @@ class Voice:
             return
         table = Table(title=title, title_justify="left", expand=False)
         for column in columns:
-            table.add_column(column, overflow="fold")
+            table.add_column(column, overflow="fold", no_wrap=column == "id")  # ids are there to be copied
         for row in rows:
             table.add_row(*(cell.replace("[", r"\[") for cell in row))
         self.console.print(table)

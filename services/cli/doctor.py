@@ -219,6 +219,10 @@ async def _check_writer(settings: Settings) -> str:
     if beat is None or beat.is_stale:
         told = f"it reported {beat.age_s:.0f} s ago" if beat else "none has ever reported"
         raise ConfigurationError(f"{told}, so nothing is indexed: start one with `dats-rag writer` or `dats-rag up`")
+    if beat.state == "draining":
+        raise ConfigurationError(
+            f"{beat.writer_id} was asked to stop, and none is active: start one with `dats-rag writer` or `dats-rag up`"
+        )
     return f"{beat.writer_id} is {beat.state}, {beat.backend}"
 
 

@@ -8,7 +8,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import pytest
@@ -60,8 +60,8 @@ def _inherited() -> set[str]:
     return set(os.environ) - set(bare_environment())
 
 
-def beat(writer_id: str) -> Heartbeat:
-    return Heartbeat(writer_id, "active", pending=0, processing=0, model="m", backend="b")
+def beat(writer_id: str, state: Literal["active", "draining"] = "active") -> Heartbeat:
+    return Heartbeat(writer_id, state, pending=0, processing=0, model="m", backend="b")
 
 
 async def test_what_a_laptops_stores_say_is_wrong_and_a_model_server_without_its_model(tmp_path: Path) -> None:
@@ -93,6 +93,10 @@ async def test_what_a_laptops_stores_say_is_wrong_and_a_model_server_without_its
     told.names("outbox", "events of ours have waited", "for up to 36", runbook="DatsRagOutboxStuck")
     told.names("writers", "here:1", "there:2", runbook="The writer is stuck, or you want to fail over")
     told.names("index", "no engine runs on", "dats-rag up", runbook="The index is lost or broken")
+    async with open_ledger(url) as ledger:
+        for writer_id in ("here:1", "there:2"):
+            await ledger.beat(beat(writer_id, "draining"))
+    (await examined(data)).names("writer", "was asked to stop", runbook="DatsRagNoActiveWriter")
 
 
 async def test_servers_that_are_away_a_gpu_that_is_missing_and_a_model_server_that_is_not_there(

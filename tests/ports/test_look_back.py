@@ -15,6 +15,7 @@ from ledgers import Writer, key, tainted, validated
 from dats_common.adapters.memory_bus import MemoryBus
 from dats_common.adapters.sql.backup import copy_file
 from dats_common.adapters.sql.ledger import SqlLedger, open_ledger
+from dats_common.contracts.api import CANARY_PROJECT
 from dats_common.contracts.events import SOURCE
 from dats_common.domain.model import ArtifactKey
 from dats_common.errors import ConfigurationError, LedgerUnavailable
@@ -92,7 +93,9 @@ async def test_taints_since_the_backup_are_applied_again_with_their_tenant_their
 
 async def test_what_became_searchable_since_the_backup_is_named(lost: Lost) -> None:
     lost.back_up()
-    await (await Writer.of(lost.ledger)).publish(validated("late", at_s=-10))
+    writer = await Writer.of(lost.ledger)
+    await writer.publish(validated("late", at_s=-10))
+    await writer.publish(validated(key(f"{CANARY_PROJECT}/1/1"), at_s=-10))
     await lost.relayed()
     async with lost.restored() as restored:
         assert (await replay(restored, lost.bus)).forgotten == ("late",)
