@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -211,6 +211,9 @@ class Silence:
 
 class Hurry:
     """`Observer`: a delivery that will be given back after a pause is given back at once."""
+
+    def handling(self, deliveries: Sequence[Delivery]) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def embedded(self, handled: Handled, *, seconds: float) -> None:
         """Nothing to do."""
