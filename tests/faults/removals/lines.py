@@ -89,7 +89,7 @@ REMOVALS = (
     Removal(
         "embedding.completed in the flip's transaction",
         f"{_SQL}/writing.py",
-        "    await enqueue(connection, announced, now=now)\n",
+        "    await enqueue(connection, announced, now=now, traces=[item.event.trace for item in live])\n",
         "",
     ),
     Removal(
