@@ -25,7 +25,6 @@ from prometheus_client import (
     Histogram,
     ProcessCollector,
     disable_created_metrics,
-    start_http_server,
     values,
 )
 from prometheus_client.exposition import choose_encoder
@@ -143,23 +142,6 @@ class Metrics:
             yield
         finally:
             (latency.labels(**labels) if labels else latency).observe(perf_counter() - started)
-
-    @contextmanager
-    def _served(self, host: str, port: int, *, remedy: str) -> Iterator[None]:
-        """Serve /metrics from a thread, for a process without HTTP of its own.
-
-        Raises: ConfigurationError: the port is taken; it ends with `remedy`.
-        """
-        try:
-            server, thread = start_http_server(port, host, self.registry)
-        except OSError as error:
-            raise ConfigurationError(f"cannot serve metrics on {host}:{port}: {error.strerror}; {remedy}") from error
-        try:
-            yield
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join(timeout=5.0)
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
         """What Prometheus scrapes and its content type: OpenMetrics for whoever accepts that, else the plain text."""

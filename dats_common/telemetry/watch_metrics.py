@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from prometheus_client import make_wsgi_app
+
 from dats_common.telemetry.metrics import LATENCY_BUCKETS_S, Metrics
+from dats_common.telemetry.serving import served
 
 _EVERY_ADDRESS = "0.0.0.0"  # noqa: S104  a watch shows figures, and Prometheus is elsewhere
 
@@ -70,5 +73,5 @@ class WatchMetrics(Metrics):
     @contextmanager
     def served(self, port: int) -> Iterator[None]:
         """Serve /metrics on every address from a thread. Raises: ConfigurationError: the port is taken."""
-        with self._served(_EVERY_ADDRESS, port, remedy="see --metrics-port"):
+        with served(make_wsgi_app(self.registry), _EVERY_ADDRESS, port, remedy="see --metrics-port"):
             yield

@@ -6,19 +6,16 @@ The answers come from a thread, so that a loop that hangs is told and not waited
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from socketserver import ThreadingMixIn
-from threading import Thread
 from typing import TYPE_CHECKING, TypeVar
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from dats_common.errors import ConfigurationError, Unavailable
+from dats_common.errors import Unavailable
 from dats_common.telemetry.metrics import Metrics
+from dats_common.telemetry.serving import served
 from services.writer.progress import Progress
 
 if TYPE_CHECKING:
@@ -93,20 +90,8 @@ class Probes:
         if port == 0:
             yield
             return
-        try:
-            server = make_server(host, port, self._wsgi, server_class=_Server, handler_class=_Silent)
-        except OSError as error:
-            raise ConfigurationError(
-                f"cannot serve metrics on {host}:{port}: {error.strerror}; set DATS_WRITER_METRICS_PORT to another"
-            ) from error
-        thread = Thread(target=server.serve_forever, name="probes", daemon=True)
-        thread.start()
-        try:
+        with served(self._wsgi, host, port, remedy="set DATS_WRITER_METRICS_PORT to another"):
             yield
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join(timeout=5.0)
 
     def _wsgi(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
@@ -137,25 +122,3 @@ async def _answers(ask: Callable[[], Awaitable[object]]) -> bool:
     except (Unavailable, TimeoutError):
         return False
     return True
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    """A probe that waits for a hanging loop must not keep others waiting."""
-
-    daemon_threads = True
-    block_on_close = False
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Whoever went away or sent nothing is no trouble of the writer's; all else is told."""
-        if not isinstance(sys.exception(), TimeoutError | ConnectionError):
-            super().handle_error(request, client_address)  # type: ignore[arg-type]
-
-
-class _Silent(WSGIRequestHandler):
-    """A line in the log for every probe helps nobody."""
-
-    timeout = 3.0
-    """For a request to arrive: each connection has a thread, and anyone may open one."""
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class names it so
-        """Nothing."""
