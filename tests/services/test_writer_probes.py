@@ -13,6 +13,7 @@ from servers import free_port
 
 from dats_common.errors import ConfigurationError, LedgerUnavailable
 from dats_common.telemetry.metrics import Metrics
+from dats_common.telemetry.watch_metrics import WatchMetrics
 from services.writer.probes import Probes, Watched
 from services.writer.progress import Progress
 
@@ -124,3 +125,15 @@ async def test_a_taken_port_stops_the_start_and_no_port_serves_nothing() -> None
         Probes(asyncio.get_running_loop()).served("127.0.0.1", port),
     ):
         pass
+
+
+async def test_a_watch_closes_a_connection_that_sends_nothing_too() -> None:
+    port = free_port()
+    with WatchMetrics(["here"]).served(port):
+        reader, stranger = await asyncio.open_connection("127.0.0.1", port)
+        async with asyncio.timeout(20):
+            assert await reader.read() == b""
+        stranger.close()
+        async with httpx.AsyncClient(trust_env=False) as client:
+            scraped = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
+    assert 'rag_verify_stale_hits_total{replica="here"} 0.0' in scraped
