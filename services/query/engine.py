@@ -15,6 +15,7 @@ from dats_common.domain import sparse
 from dats_common.domain.context import CODE_DOMAIN, Block, Context, assemble
 from dats_common.domain.fusion import FusionRules, fuse, holds_the_terms
 from dats_common.domain.model import ChunkRef, SparseVector
+from dats_common.domain.wording import without_language
 from dats_common.ports import Encoder, Guard, Index, Leg, Reranker
 from dats_common.records import Candidate, Passage, SearchFilter
 from services.query.query_vectors import QueryVectors
@@ -290,7 +291,8 @@ class QueryEngine:
         return Reranking(question.text, turns=self._turns, rules=self._rerank)
 
     async def _encode(self, question: Question) -> _Asked:
-        dense = await self._vectors.of(question.text, tenant_id=question.where.principal.tenant_id)
+        told = without_language(question.text, domain=question.where.domain)
+        dense = await self._vectors.of(told, tenant_id=question.where.principal.tenant_id)
         legs = MODES[question.mode]
         terms = sparse.encode_query(question.text)
         identifiers: frozenset[int] = sparse.identifier_ids(question.text) if "sparse" in legs else frozenset()

@@ -390,6 +390,22 @@ async def test_a_name_of_code_is_found_before_its_near_twins(rig: Rig) -> None:
             assert shown(await ask(client, query=f"{name}s"))[0] == f"{name}s"
 
 
+async def test_the_language_of_a_domain_moves_no_score_within_it(rig: Rig) -> None:
+    async with rig.writer(), rig.replica() as client:
+        rig.validated("zip", "dict(zip(keys, values))", domain="code-python")
+        rig.validated("tour", "import this: the zen of python in python", domain="code-python")
+        await rig.all_live("zip", "tour")
+
+        async def scores(query: str, domain: str | None) -> list[tuple[str, float]]:
+            body = await ask(client, query=query, domain=domain, search_mode="vector")
+            return [(each["artifact_id"], each["relevance_score"]) for each in body["sources"]]
+
+        without = await scores("zip keys and values", "code-python")
+        assert without[0][0] == "zip"
+        assert await scores("zip keys and values in Python", "code-python") == without
+        assert await scores("zip keys and values in Python", None) != without
+
+
 async def test_one_source_decides_whether_there_is_an_answer_and_the_rest_need_half_of_its_similarity(
     rig: Rig, indexed: list[str]
 ) -> None:

@@ -161,6 +161,12 @@ def _code_word(domain: str) -> str:
     return found[1] if found else ""
 
 
+def language_of(domain: str) -> str:
+    """Of a domain such as `code-python`, as the grammars name it; another word behind `code` as it is; else empty."""
+    word = _code_word(domain)
+    return _LANGUAGES_BY_NAME.get(word, word)
+
+
 def limits_of(profile: Profile, usual: Limits, *, window_tokens: int) -> Limits:
     """How long the chunks of a document may be, never longer than the model's window."""
     if profile.size == "article":
