@@ -75,7 +75,7 @@ class MemoryIndexer:
                 ChunkRef(generation.key, generation.number, chunk.index),
                 generation.metadata,
                 vector,
-                sparse.encode_document(chunk.text),
+                sparse.encode_document(sparse.keyword_text(chunk.text, title=generation.metadata.title)),
             )
             for chunk, vector in zip(chunks, vectors, strict=True)
         ]

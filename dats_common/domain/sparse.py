@@ -18,7 +18,7 @@ import Stemmer
 
 from dats_common.domain.model import SparseVector
 
-VERSION = "en-code-1"
+VERSION = "en-code-2"
 
 K1 = 1.2  # Source: Robertson & Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond", 2009, 3.5.
 B = 0.75  # Source: as K1.
@@ -56,6 +56,12 @@ class _Stemming(threading.local):
 
 
 _stemming = _Stemming()
+
+
+def keyword_text(text: str, *, title: str) -> str:
+    """What the keywords know of a chunk: its document's title is a part of each, for a chunk in the middle seldom says
+    what the document is about."""
+    return f"{title}\n{text}" if title else text
 
 
 def encode_document(text: str) -> SparseVector:

@@ -92,7 +92,7 @@ async def _store(parts: Sequence[tuple[Generation, Chunk]], *, index: Index, enc
                     ref=ChunkRef(generation.key, generation.number, chunk.index),
                     metadata=generation.metadata,
                     dense=vector,
-                    sparse=sparse.encode_document(chunk.text),
+                    sparse=sparse.encode_document(sparse.keyword_text(chunk.text, title=generation.metadata.title)),
                 )
                 for (generation, chunk), vector in zip(step, vectors, strict=True)
             ]

@@ -199,8 +199,8 @@ class LightRAG(Section):
 class LegWeights(Section):
     """How much each leg of a hybrid search counts."""
 
-    vector: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = Field(0.56, description="of the vector leg")
-    keyword: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = Field(0.44, description="of the keyword leg")
+    vector: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = Field(0.58, description="of the vector leg")
+    keyword: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = Field(0.42, description="of the keyword leg")
 
     @model_validator(mode="after")
     def _weighs_something(self) -> Self:

@@ -172,14 +172,19 @@ def _named_first(
 
 
 def _missing(identifiers: frozenset[int], passage: Passage) -> int:
-    return len(identifiers - sparse.term_ids(passage.text))
+    return len(identifiers - _terms_of(passage))
+
+
+def _terms_of(passage: Passage) -> set[int]:
+    """What the keywords could find it by."""
+    return sparse.term_ids(sparse.keyword_text(passage.text, title=passage.metadata.title))
 
 
 def _is_relevant(item: Candidate, passage: Passage, asked: _Asked, *, least: float) -> bool:
     if item.similarity >= least:
         return True
     # Only what the cut on similarity would drop is worth reading again for its terms: whichever leg found it.
-    return holds_the_terms(query_terms=asked.terms.indices, chunk_terms=sparse.term_ids(passage.text))
+    return holds_the_terms(query_terms=asked.terms.indices, chunk_terms=_terms_of(passage))
 
 
 def _hit(item: Candidate, passage: Passage, score: float) -> Hit:

@@ -147,7 +147,21 @@ async def test_points_carry_ids_metadata_and_both_vectors_of_their_chunk(bench):
         assert point.metadata == only.generation.metadata
         assert point.dense.tolist() == vector.tolist()
         assert point.sparse == sparse.encode_document(chunk.text)
+        assert point.sparse.indices
     assert bench.ledger.models == {bench.encoder.model}
+
+
+async def test_every_chunk_is_found_by_the_words_of_its_title_and_none_is_embedded_with_them(bench):
+    named, unnamed = job(1, prose(6), title="Reimbursement of travel"), job(2, prose(6))
+    await bench.indexer.index([named, unnamed])
+    words = sparse.term_ids("reimbursement travel")
+    of_named = [point for point in bench.index.points.values() if point.ref.generation == 1]
+    of_unnamed = [point for point in bench.index.points.values() if point.ref.generation == 2]
+    assert len(of_named) == len(of_unnamed) > 1
+    assert all(words <= set(point.sparse.indices) for point in of_named)
+    assert not any(words & set(point.sparse.indices) for point in of_unnamed)
+    vectors = {point.ref.chunk_index: point.dense.tolist() for point in of_unnamed}
+    assert all(point.dense.tolist() == vectors[point.ref.chunk_index] for point in of_named)
 
 
 async def test_a_bad_document_fails_alone(bench):

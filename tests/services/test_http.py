@@ -21,6 +21,8 @@ from dats_common.contracts.topology import COMMANDS_QUEUE
 from dats_common.domain.access import LAPTOP
 from dats_common.domain.fusion import LegWeights
 from dats_common.domain.model import ArtifactKey, ChunkRef
+from dats_common.fingerprint import fingerprint
+from dats_common.maintenance.reindex import reindex
 from dats_common.records import Candidate, SearchFilter
 from dats_common.settings import load_settings
 from services.query.engine import QueryEngine, Question
@@ -388,6 +390,24 @@ async def test_a_name_of_code_is_found_before_its_near_twins(rig: Rig) -> None:
             for query in (name, f"where is {name} defined?", camel[0].lower() + camel[1:]):
                 assert shown(await ask(client, query=query))[0] == name
             assert shown(await ask(client, query=f"{name}s"))[0] == f"{name}s"
+
+
+async def test_a_title_finds_every_chunk_of_its_document_also_after_a_rebuild(rig: Rig) -> None:
+    async with rig.writer(), rig.replica() as client:
+        words = "\n\n".join(f"Paragraph {number} is about lodging, meals and trains. " * 12 for number in range(4))
+        rig.validated("titled", words, title="Reimbursement policy")
+        rig.validated("other", words.replace("trains", "planes"))
+        await rig.all_live("titled", "other")
+        question = {"query": "reimbursement policy", "search_mode": "keyword", "top_k": 20}
+        before = await ask(client, **question)
+        assert {*shown(before)} == {"titled"}
+        assert len(shown(before)) > 1
+        fingerprint_of_it = await fingerprint(rig.encoder)
+        await rig.index.drop()
+        await rig.index.prepare(fingerprint_of_it)
+        assert shown(await ask(client, **question)) == []
+        await reindex(ledger=rig.ledger, index=rig.index, encoder=rig.encoder)
+        assert (await ask(client, **question))["sources"] == before["sources"]
 
 
 async def test_the_language_of_a_domain_moves_no_score_within_it(rig: Rig) -> None:

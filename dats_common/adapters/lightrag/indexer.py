@@ -178,10 +178,15 @@ class LightRagIndexer:
     async def _write(self, group: Sequence[Document]) -> None:
         """Embed and store a group; the ledger and the sparse encoder work while the dense one does."""
         texts = [chunk.text for document in group for chunk in document.chunks]
+        keyword_texts = [
+            sparse.keyword_text(chunk.text, title=document.generation.metadata.title)
+            for document in group
+            for chunk in document.chunks
+        ]
         try:
             async with asyncio.TaskGroup() as together:
                 vectors = together.create_task(self._embed(texts), name="embed-group")
-                terms = together.create_task(asyncio.to_thread(_sparse, texts), name="sparse-group")
+                terms = together.create_task(asyncio.to_thread(_sparse, keyword_texts), name="sparse-group")
                 together.create_task(self._write_rows(group), name="ledger-group")
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from errors

@@ -50,7 +50,7 @@ class Chunker:
         is_semantic = self.strategy == "semantic"
         cuts = pack(
             reading.text,
-            self.token_spans(reading.text),
+            self.token_spans,
             limits=limits_of(profile, self._usual, window_tokens=self.window_tokens),
             strategy=self.strategy,
             outline=reading.outline if is_semantic else NO_OUTLINE,

@@ -7,8 +7,8 @@ one before it, so chunks cover every visible character, also those that the toke
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import pairwise
 from typing import Literal
@@ -122,7 +122,7 @@ class Cut:
 
 def pack(
     text: str,
-    spans: Sequence[tuple[int, int]],
+    token_spans: Callable[[str], Sequence[tuple[int, int]]],
     *,
     limits: Limits,
     strategy: Strategy = "semantic",
@@ -132,7 +132,7 @@ def pack(
     """Stretches of `text` within `limits` that together hold every non-whitespace character of it.
 
     Args:
-        spans: (start, end) character offsets of the encoder's tokens, in order.
+        token_spans: (start, end) character offsets of the encoder's tokens in a text, in order.
         strategy: where to cut: `fixed` fills each chunk up to the last whole word, `sentence` prefers sentence ends,
             `semantic` prefers sections, then blocks, then blank lines, then line ends, then sentence ends.
         outline: of `text`; without one there are neither sections nor blocks.
@@ -141,7 +141,7 @@ def pack(
 
     Returns: in order; none for a text without visible characters.
     """
-    starts, boundaries = _units(text, spans)
+    starts, boundaries = _units(text, token_spans(text))
     rank = _RANKS[strategy]
     top = rank[Boundary.BLANK_LINE]
     count = len(boundaries)
@@ -159,20 +159,32 @@ def pack(
             last = end
             if end - first > limits.max_tokens:
                 last = _best(boundaries, rank, range(first + limits.max_tokens, first + limits.least - 1, -1), top)
-            _append(cuts, text, starts[first], starts[last], tokens=last - first)
+            cut = _cut(text, starts[first], starts[last], tokens=last - first)
+            if cut and (_splits_a_word(boundaries, first) or _splits_a_word(boundaries, last)):
+                while (tokens := len(token_spans(text[cut.start : cut.end]))) > limits.max_tokens and last > first + 1:
+                    last = max(first + 1, last - (tokens - limits.max_tokens))
+                    cut = _cut(text, starts[first], starts[last], tokens=last - first) or cut
+                cut = replace(cut, tokens=max(cut.tokens, tokens))
+            if cut:
+                cuts.append(cut)
             if last == end:
                 break
-            overlapping = range(last - limits.overlap_tokens, last - limits.least_overlap + 1)
-            first = _best(boundaries, rank, overlapping, top)
+            # What had to be shorter than it was planned may be no longer than the overlap.
+            earliest = max(first + 1, last - limits.overlap_tokens)
+            first = _best(boundaries, rank, range(earliest, max(earliest, last - limits.least_overlap) + 1), top)
     return cuts
 
 
-def _append(cuts: list[Cut], text: str, start: int, end: int, *, tokens: int) -> None:
+def _cut(text: str, start: int, end: int, *, tokens: int) -> Cut | None:
     raw = text[start:end]
     body = raw.strip()
-    if body:
-        start += len(raw) - len(raw.lstrip())
-        cuts.append(Cut(start, start + len(body), tokens))
+    start += len(raw) - len(raw.lstrip())
+    return Cut(start, start + len(body), tokens) if body else None
+
+
+def _splits_a_word(boundaries: Sequence[Boundary], position: int) -> bool:
+    """Whether a cut there leaves a part of a word, which alone is other tokens, and mostly more of them."""
+    return position < len(boundaries) and boundaries[position] <= Boundary.WORD
 
 
 def _mark(boundaries: list[Boundary], units: Iterable[int], boundary: Boundary) -> None:
