@@ -419,11 +419,13 @@ async def test_a_server_that_is_late_is_given_up_in_time(path: str, server: Scri
 
 
 async def test_who_waits_behind_requests_that_hang_is_given_up_with_them(path: str, server: ScriptedEncoder) -> None:
-    async with opened(path, server, timeout_s=SOON_S, batch_size=1) as encoder:
-        server.answers(*[HANGS] * DOCUMENT_REQUESTS)
-        calls = (encode(encoder, f"{number}") for number in range(3 * DOCUMENT_REQUESTS))
-        outcomes = await asyncio.gather(*calls, return_exceptions=True)
-        assert [type(outcome) for outcome in outcomes] == [EncoderUnavailable] * 3 * DOCUMENT_REQUESTS
+    turns, timeout_s = 3, 1.0
+    async with opened(path, server, timeout_s=timeout_s, batch_size=1) as encoder:
+        server.answers(*[HANGS] * turns * DOCUMENT_REQUESTS)
+        calls = (encode(encoder, f"{number}") for number in range(turns * DOCUMENT_REQUESTS))
+        async with asyncio.timeout((turns - 0.5) * timeout_s):  # one turn after the other would take longer
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [EncoderUnavailable] * turns * DOCUMENT_REQUESTS
 
 
 async def test_one_failed_request_fails_the_call_and_stops_the_others(
