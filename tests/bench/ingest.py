@@ -75,7 +75,7 @@ async def measure(settings: Settings, servers: Servers | None, documents: int, r
             f"{name}: event path / raw encoder",
             statistics.median(ratios),
             kind=Kind.RATIO,
-            at_least=0.85,
+            at_least=0.90,
             note=f"median of {rounds} rounds ({min(ratios):.2f} to {max(ratios):.2f}), {documents} documents and about "
             f"{len(texts) // rounds} chunks each",
         ),
@@ -87,7 +87,7 @@ async def measure(settings: Settings, servers: Servers | None, documents: int, r
             f"{name}: non-encoder CPU a chunk",
             (sum(path.cpu_s for path in paths) - raw_cpu_s) * per_chunk_ms,
             "ms",
-            at_most=5,
+            at_most=3,
             note="writer + engine + ledger, less the raw encoder's CPU for the same chunks",
         ),
         Figure("ingest", f"{name}: encoder CPU a chunk", raw_cpu_s * per_chunk_ms, "ms"),

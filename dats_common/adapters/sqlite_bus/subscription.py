@@ -77,6 +77,7 @@ class SqliteSubscription:
         self._in_hand: set[int] = set()
         self._unreleased: list[Claim] = []
         self._stopped = False
+        self._looking = asyncio.Lock()
 
     # -- the lease
 
@@ -115,16 +116,18 @@ class SqliteSubscription:
 
     async def batch(self, *, max_items: int, max_wait_s: float) -> list[Delivery]:
         """See `ports.Subscription`. Cancelling it loses nothing."""
-        while not self._stopped:
-            try:
-                await self._available(1, timeout_s=None)
-                await self._available(max_items, timeout_s=max_wait_s)
-                if not self._stopped and (taken := await self._claim(max_items)):
-                    return taken
-            except BrokerUnavailable as error:
-                # A full disk, say: nothing is claimed, so nothing is lost by waiting until there is room.
-                log.warning("broker_waited", error=str(error))
-                await asyncio.sleep(BEAT_S)
+        # One at a time: every change of the file would send each waiting caller to look for the same messages.
+        async with self._looking:
+            while not self._stopped:
+                try:
+                    await self._available(1, timeout_s=None)
+                    await self._available(max_items, timeout_s=max_wait_s)
+                    if not self._stopped and (taken := await self._claim(max_items)):
+                        return taken
+                except BrokerUnavailable as error:
+                    # A full disk, say: nothing is claimed, so nothing is lost by waiting until there is room.
+                    log.warning("broker_waited", error=str(error))
+                    await asyncio.sleep(BEAT_S)
         return []
 
     async def ack(self, delivery: Delivery) -> None:
