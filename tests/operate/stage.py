@@ -97,11 +97,11 @@ class Stage:
             "rabbitmq-queues": [broker],
         }
 
-    def watch(self, urls: Sequence[str], *, port: int) -> Child:
+    def watch(self, urls: Sequence[str], *, port: int, every_s: int = 1) -> Child:
         """Start a watch of these replicas."""
         named = [part for url in urls for part in ("--url", f"{url}/api/v1")]
         command = [sys.executable, "-m", "services.cli", "verify", *named]
-        command += ["--rounds", "1", "--watch", "1", "--rate", "20", "--metrics-port", str(port)]
+        command += ["--rounds", "1", "--watch", str(every_s), "--rate", "20", "--metrics-port", str(port)]
         self.beside.append(Child(command, self.fleet.environment, self.fleet.base / f"watch-{port}.log"))
         return self.beside[-1]
 
