@@ -51,6 +51,11 @@ class Prometheus:
         result = (await self._get("query", query=expr))["result"]
         return float(result[0]["value"][1]) if result else math.nan
 
+    async def exemplars(self, expr: str, *, start: float, end: float) -> list[Series]:
+        """Labels of the exemplars of these series."""
+        data = await self._get("query_exemplars", query=expr, start=start, end=end)
+        return [each["labels"] for series in data for each in series["exemplars"]]
+
     async def rules(self) -> list[dict[str, Any]]:
         """Every rule as it was last evaluated, alerts with their instances."""
         return [rule for group in (await self._get("rules"))["groups"] for rule in group["rules"]]

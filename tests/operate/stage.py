@@ -135,8 +135,14 @@ def small_disk() -> Iterator[Path | None]:
 
 
 @asynccontextmanager
-async def open_stage(base: Path) -> AsyncIterator[Stage]:
-    """Everything up: the replicas are ready and the writers consume. Raises: ServerMissing."""
+async def open_stage(base: Path, *, collector: str = "") -> AsyncIterator[Stage]:
+    """Everything up: the replicas are ready and the writers consume.
+
+    Args:
+        collector: URL of an OTLP receiver for traces; empty: there are none.
+
+    Raises: ServerMissing.
+    """
     if not (RABBITMQ_BIN / "rabbitmq-server").exists():
         raise ServerMissing("no RabbitMQ: run scripts/install-servers.sh as root")
     with (
@@ -154,6 +160,7 @@ async def open_stage(base: Path) -> AsyncIterator[Stage]:
                 reranker, _ = await asyncio.gather(_reranker(base), asyncio.to_thread(broker.start))
                 sql_url = await create_database(postgres.url)
                 fleet = _fleet(base, sql_url=sql_url, amqp_url=broker.url, ollama=ollama.url, reranker=reranker)
+                fleet.environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = collector
                 stage = Stage(fleet, broker, metrics_port, postgres, ollama, model_server, disk)
                 try:
                     await asyncio.to_thread(_start, stage)

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from conftest import skip_or_fail
 from fleet import eventually, names, producer, search, text
+from otlp_receiver import Receiver, open_receiver
 from servers import ServerMissing
 
 from tests.operate import faults
@@ -50,17 +51,19 @@ async def test_every_panel_and_rule_has_data_and_each_alert_fires_for_its_fault(
 ) -> None:
     began = time.monotonic()
     try:
-        async with (
-            open_stage(tmp_path) as stage,
-            a_corpus(stage),
-            open_prometheus(tmp_path / "prometheus", targets=stage.targets) as prometheus,
-        ):
-            ready_s = time.monotonic() - began
-            stage.ollama.respond = lambda messages: ANSWER
-            recorded = await a_well_fleet_has_data_everywhere_and_no_alert(stage, prometheus)
-            well_s = time.monotonic() - began
-            watch = Watch(prometheus)
-            await every_fault(stage, watch)
+        with open_receiver() as collector:
+            async with (
+                open_stage(tmp_path, collector=collector.url) as stage,
+                a_corpus(stage),
+                open_prometheus(tmp_path / "prometheus", targets=stage.targets) as prometheus,
+            ):
+                ready_s = time.monotonic() - began
+                stage.ollama.respond = lambda messages: ANSWER
+                recorded = await a_well_fleet_has_data_everywhere_and_no_alert(stage, prometheus)
+                await latencies_lead_to_traces(prometheus, collector)
+                well_s = time.monotonic() - began
+                watch = Watch(prometheus)
+                await every_fault(stage, watch)
     except ServerMissing as missing:
         skip_or_fail(missing)
     took_s = time.monotonic() - began
@@ -118,6 +121,18 @@ async def a_well_fleet_has_data_everywhere_and_no_alert(stage: Stage, prometheus
     firing = await prometheus.range('ALERTS{alertstate="firing"}', start=started, end=time.time(), step_s=EVALUATE_S)
     assert {series["alertname"] for series, _ in firing} - MAY_FIRE_ON_A_WELL_FLEET == set()
     return recorded
+
+
+async def latencies_lead_to_traces(prometheus: Prometheus, collector: Receiver) -> None:
+    """The dots of a latency panel: Prometheus keeps trace ids with the buckets, and the collector has those traces."""
+    for name in ("rag_query_latency_seconds", "rag_answer_latency_seconds"):
+
+        async def led(name: str = name) -> bool:
+            kept = await prometheus.exemplars(f"{name}_bucket", start=0, end=time.time())
+            known = {span.trace_id for span in list(collector.spans)}
+            return bool(kept) and bool(known.intersection(each["trace_id"] for each in kept))
+
+        await eventually(led, what=f"an exemplar of {name}", timeout_s=DATA_WITHIN_S)
 
 
 async def _has_begun(prometheus: Prometheus) -> bool:
