@@ -12,7 +12,8 @@ from typing import Annotated
 import typer
 
 from dats_common.clients.errors import RAGError, RAGInvalid, RAGUnavailable
-from dats_common.contracts.api import SearchMode
+from dats_common.contracts.api import SearchMode, SourceLocation
+from dats_common.domain.location import SECTION_GAP
 from dats_common.domain.model import DEFAULT_TENANT
 from dats_common.errors import ConfigurationError, DatsError, Refused
 from services.cli.console import Voice
@@ -194,15 +195,32 @@ def search(
     voice.result(found.model_dump(mode="json"))
     voice.table(
         f"{len(found.sources)} sources, {found.tokens_used} tokens, {found.metadata.get('latency_ms', 0):.0f} ms",
-        ("similarity", "artifact", "snippet"),
+        ("similarity", "artifact", "where", "snippet"),
         [
-            (f"{source.relevance_score:.3f}", source.artifact_id, " ".join(source.snippet.split())[:120])
+            (
+                f"{source.relevance_score:.3f}",
+                source.artifact_id,
+                place(source.location),
+                " ".join(source.snippet.split())[:120],
+            )
             for source in found.sources
         ],
     )
     if not found.sources:
         voice.say(f"Nothing relevant: {found.metadata.get('reason', '')}")
         raise typer.Exit(EXIT_NO)
+
+
+def place(location: SourceLocation | None) -> str:
+    """Where a person finds it, in a line: what to open, else page or lines; and the headings above it."""
+    if location is None:
+        return ""
+    found = location.uri or ""
+    if not found and location.page is not None:
+        found = f"page {location.page}"
+    elif not found and location.line_start is not None:
+        found = f"lines {location.line_start}-{location.line_end}"
+    return ", ".join(filter(None, (found, SECTION_GAP.join(location.heading_path))))
 
 
 @app.command()
@@ -224,8 +242,11 @@ def ask(
     voice.say(found.answer)
     voice.table(
         f"{found.action}, confidence {found.confidence.overall}%, by {found.model_used} ({found.id})",
-        ("similarity", "source", "document"),
-        [(f"{each.relevance_score:.3f}", each.source_id, each.document_name) for each in found.citations],
+        ("similarity", "source", "document", "where"),
+        [
+            (f"{each.relevance_score:.3f}", each.source_id, each.document_name, place(each.location))
+            for each in found.citations
+        ],
     )
     if found.route_to is not None:
         voice.say(f"Ask {found.route_to.owner_email}: {found.route_to.reason}")
