@@ -12,7 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -116,8 +116,11 @@ class Child:
         return self.wait()
 
     def wait(self) -> int:
-        """The exit status, once it has ended."""
-        status = self.process.wait(STOP_TIMEOUT_S)
+        """The exit status, once it has ended. Raises: TimeoutError: it does not end; with what its threads do."""
+        try:
+            status = self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"{self.log.name}: no end within {STOP_TIMEOUT_S:.0f} s\n{self.stacks()}") from None
         assert self.process.stdin is not None
         self.process.stdin.close()
         return status
@@ -126,6 +129,26 @@ class Child:
         if self.is_running:
             self.kill9()
         self.wait()
+
+    def wait_until(self, up: Callable[[], bool]) -> None:
+        """Raises: RuntimeError: it ended instead, with its log; TimeoutError: with what its threads do."""
+
+        def decided() -> bool:
+            return up() or not self.is_running
+
+        try:
+            wait_until(decided, timeout_s=START_TIMEOUT_S, what=self.log.name)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}\n{self.stacks()}") from None
+        if not self.is_running:
+            raise RuntimeError(f"{self.log.name} ended with {self.wait()}: {self.log.read_text()[-2000:]}")
+
+    def stacks(self) -> str:
+        """The end of its log, with where each thread is; this ends it."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.send_signal(signal.SIGABRT)  # `PYTHONFAULTHANDLER` answers it with the stacks
+            self.process.wait(5)
+        return self.log.read_text()[-6000:]
 
     def said(self, event: str) -> int:
         """How often the log has a line of this event."""
@@ -166,6 +189,7 @@ class Fleet:
             DATS_RABBITMQ_URL=amqp_url,
             QDRANT_HOST="127.0.0.1",
             QDRANT_GRPC_PORT=str(self.engine_port),
+            PYTHONFAULTHANDLER="1",
         )
         self.engine: Child | None = None
         self.writers: list[Child] = []
@@ -209,9 +233,9 @@ class Fleet:
 
     def wait_until_up(self) -> None:
         for replica in self.replicas:
-            wait_until(lambda one=replica: one.is_ready, timeout_s=START_TIMEOUT_S, what=replica.log.name)  # type: ignore[misc]
+            replica.wait_until(lambda one=replica: one.is_ready)  # type: ignore[misc]
         for writer in self.writers:
-            wait_until(lambda one=writer: one.said("consuming") > 0, timeout_s=START_TIMEOUT_S, what=writer.log.name)  # type: ignore[misc]
+            writer.wait_until(lambda one=writer: one.said("consuming") > 0)  # type: ignore[misc]
 
     def revive(self) -> None:
         """Start again what was killed or stopped, and wait until it works."""

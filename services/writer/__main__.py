@@ -49,8 +49,13 @@ async def consume(settings: Settings, ports: AbstractAsyncContextManager[WriterP
     stop = asyncio.Event()
     starting = asyncio.current_task()
     assert starting is not None  # noqa: S101  a coroutine runs in a task
-    # During the start nothing is in hand, and a broker that is away is waited for without end.
-    _on_signals(starting.cancel)
+
+    def end_the_start() -> None:
+        # Nothing is in hand yet, and a broker that is away is waited for without end.
+        starting.cancel()
+        stop.set()  # in case a library loses the cancellation: then the writer starts, and ends at once
+
+    _on_signals(end_the_start)
     probes = Probes(asyncio.get_running_loop())
     with (
         probes.served(settings.server.host, settings.telemetry.writer_metrics_port),

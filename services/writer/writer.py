@@ -22,6 +22,7 @@ from services.writer.progress import Progress
 BEAT_INTERVAL_S = 2.0
 RELAY_INTERVAL_S = 1.0
 _PING_TIMEOUT_S = 3.0
+_CANCEL_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +65,7 @@ class Writer:
                 if task.done() and not task.cancelled():
                     task.result()  # a loop that failed must not end as a success
         finally:
-            stopped.cancel()
-            for task in (work, *beside):
-                task.cancel()
-            await asyncio.gather(work, stopped, *beside, return_exceptions=True)
+            await _end(work, stopped, *beside)
             await self.farewell()
 
     async def beat(self) -> None:
@@ -149,3 +147,13 @@ class Writer:
             part = await self.evidence.forget(older_than_s=self.answers_kept_s)
             forgotten += part
         return forgotten
+
+
+async def _end(*tasks: asyncio.Task[object]) -> None:
+    """Cancel them until they have ended. Libraries lose a cancellation now and then, and a loop that is cancelled only
+    once would then keep the process until it is killed."""
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=_CANCEL_AGAIN_S)

@@ -19,6 +19,7 @@ from typing import Protocol
 
 import aio_pika
 import pytest
+from cancelling import ends_when_cancelled
 from servers import RabbitNode, RabbitServer
 
 from dats_common.adapters.memory_bus import MemoryBus
@@ -254,6 +255,14 @@ async def test_what_a_lost_consumer_held_comes_again_uncounted(bus: Bus, other: 
     assert numbers(again) == [1, 2]
     assert {(d.attempt, d.redelivered) for d in again} == {(1, True)}
     assert max(d.received_s for d in first) <= between <= min(d.received_s for d in again)
+
+
+async def test_whoever_is_cancelled_while_asking_ends(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
+    await ends_when_cancelled(lambda: bus.depth(VALIDATED_QUEUE))
+    await ends_when_cancelled(lambda: publish(bus, 1))
+    assert "CHANNEL_ERROR" not in caplog.text, (
+        "the broker ended a connection, with its consumers, over a cancelled call"
+    )
 
 
 async def test_a_retry_is_counted_waits_and_comes_back_with_its_type(bus: Bus) -> None:

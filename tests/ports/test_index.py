@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
+from cancelling import ends_when_cancelled
 from index_engine import DIMENSION, FINGERPRINT, artifact_ids, index_on, point, running_engine, seen_by, terms, unit
 
 from dats_common.adapters.memory_index import MemoryIndex
@@ -110,6 +111,10 @@ async def search(index: Index, *, dense=None, sparse=None, legs=BOTH, where=None
 
 
 # ---------------------------------------------------------------------------------------------------------- searching
+
+
+async def test_whoever_is_cancelled_while_searching_ends(index: Index) -> None:
+    await ends_when_cancelled(lambda: search(index))
 
 
 async def test_the_dense_leg_ranks_by_cosine_and_tells_it(index: Index) -> None:

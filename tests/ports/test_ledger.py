@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from cancelling import ends_when_cancelled
 from ledgers import (
     NOON,
     SECOND,
@@ -57,6 +58,12 @@ async def test_nothing_is_visible_before_the_flip_and_everything_after(ledger: L
     assert await ledger.still_live(refs, LAPTOP) == frozenset(refs)
     outcome = await ledger.outcome(key(), at=NOON + SECOND)
     assert outcome == ArtifactOutcome("indexed", generation=refs[0].generation, chunks=2, tokens=20)
+
+
+async def test_whoever_is_cancelled_while_reading_or_writing_ends(ledger: Ledger) -> None:
+    beat = Heartbeat("w1", "standby", pending=0, processing=0, model="m", backend="b")
+    await ends_when_cancelled(lambda: ledger.beat(beat))
+    await ends_when_cancelled(ledger.now)
 
 
 async def test_the_same_event_twice_leaves_one_generation(ledger: Ledger) -> None:

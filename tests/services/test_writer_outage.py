@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 from rig import Encoder, Rig
 
+from dats_common.adapters.memory_bus import MemoryBus
 from dats_common.adapters.memory_indexer import MemoryIndexer
 from dats_common.contracts.topology import DEAD_LETTERS_QUEUE
-from dats_common.errors import EncoderUnavailable
+from dats_common.errors import BrokerUnavailable, EncoderUnavailable
 from dats_common.settings import Settings
 from dats_common.settings.sections import Embedding
 from services.writer.ports import WriterPorts
@@ -49,3 +50,37 @@ async def test_while_the_encoders_server_is_away_no_event_is_to_blame(rig: Rig) 
         await working
     assert encoder.asked == 3
     assert rig.bus.queue(DEAD_LETTERS_QUEUE) == []
+
+
+async def test_a_heartbeat_that_loses_its_cancellation_does_not_keep_the_writer(rig: Rig) -> None:
+    class Forgetful(MemoryBus):
+        """As a broker's library whose channel is just being closed: it reports that, not the cancellation."""
+
+        asked = asyncio.Event()
+        lost = False
+
+        async def depth(self, queue: str) -> int:
+            if self.lost:
+                return 0
+            self.asked.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.lost = True
+            raise BrokerUnavailable("the channel was closed")
+
+    bus = Forgetful()
+    writer = build_writer(
+        Settings(embedding=Embedding(linger_ms=1)),
+        WriterPorts(ledger=rig.ledger, evidence=rig.evidence, encoder=rig.encoder, index=rig.index, bus=bus),
+        indexer=Lanes([MemoryIndexer(encoder=rig.encoder, index=rig.index, ledger=rig.ledger)]),
+        progress=Progress(),
+        writer_id="writer",
+    )
+    stop = asyncio.Event()
+    working = asyncio.create_task(writer.work(until=stop, drain_s=5), name="writer")
+    async with asyncio.timeout(30):
+        await bus.asked.wait()
+        stop.set()
+        await working
+    assert bus.lost

@@ -42,26 +42,44 @@ def report_wait(waited_s: float, error: BrokerUnavailable) -> None:
 
 @contextmanager
 def translated(doing: str) -> Iterator[None]:
-    """Library errors become ours, once. A timeout belongs inside."""
+    """Library errors become ours, once, and a cancellation stays one. A timeout belongs inside."""
+    is_cancelled = _watch_for_cancellation()
     try:
         yield
-    except (AuthenticationError, ProbableAuthenticationError) as error:
-        raise ConfigurationError("RabbitMQ refused the credentials: check DATS_RABBITMQ_URL") from error
-    except ChannelPreconditionFailed as error:
-        raise ConfigurationError(
-            f"{doing}: a queue or exchange of that name exists with other properties; delete or rename it ({error})"
-        ) from error
-    except PublishError as error:
-        raise BrokerUnavailable(f"{doing}: no queue is bound") from error
-    except (*CONNECTION_EXCEPTIONS, TimeoutError) as error:
-        raise BrokerUnavailable(f"{doing}: {type(error).__name__}") from error
     except asyncio.CancelledError as error:
-        # The library rejects calls in flight with CancelledError when their channel dies; only a real cancellation
-        # is counted on the task.
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
+        if is_cancelled():
             raise
+        # The library rejects calls in flight with CancelledError when their channel dies.
         raise BrokerUnavailable(f"{doing}: the channel was closed") from error
+    except Exception as error:
+        if not is_cancelled():
+            raise _ours(doing, error) from error
+    # Also the other way round: of a cancelled call the library closes the channel, and may then report the channel's
+    # end, or nothing. A loop that caught that would never hear that it was to end.
+    if is_cancelled():
+        raise asyncio.CancelledError
+
+
+def _watch_for_cancellation() -> Callable[[], bool]:
+    """Tells whether this task has been cancelled since: a timeout that is over no longer counts."""
+    task = asyncio.current_task()
+    before = task.cancelling() if task else 0
+    return lambda: task is not None and task.cancelling() > before
+
+
+def _ours(doing: str, error: Exception) -> Exception:
+    match error:
+        case AuthenticationError() | ProbableAuthenticationError():
+            return ConfigurationError("RabbitMQ refused the credentials: check DATS_RABBITMQ_URL")
+        case ChannelPreconditionFailed():
+            return ConfigurationError(
+                f"{doing}: a queue or exchange of that name exists with other properties; delete or rename it ({error})"
+            )
+        case PublishError():
+            return BrokerUnavailable(f"{doing}: no queue is bound")
+    if isinstance(error, (*CONNECTION_EXCEPTIONS, TimeoutError)):
+        return BrokerUnavailable(f"{doing}: {type(error).__name__}")
+    return error
 
 
 async def persist(attempt: Callable[[], Awaitable[T]], *, within_s: float | None, report: Report) -> T:
@@ -133,7 +151,19 @@ class Link:
 
 
 async def close_quietly(channel: AbstractChannel, *, timeout_s: float) -> None:
-    """Close a channel whose end matters to nobody any more."""
-    with suppress(BrokerUnavailable), translated("closing a channel"):
-        async with asyncio.timeout(timeout_s):
-            await channel.close()
+    """Close a channel whose end matters to nobody any more. A caller that is cancelled leaves it to itself: for a close
+    that was broken off the library sends another, and the broker ends the whole connection over it (CHANNEL_ERROR).
+    """
+
+    async def close() -> None:
+        with suppress(BrokerUnavailable), translated("closing a channel"):
+            async with asyncio.timeout(timeout_s):
+                await channel.close()
+
+    closing = asyncio.create_task(close(), name="close channel")
+    _closing.add(closing)
+    closing.add_done_callback(_closing.discard)
+    await asyncio.shield(closing)
+
+
+_closing: set[asyncio.Task[None]] = set()  # the loop itself would keep them by weak references only
