@@ -143,11 +143,14 @@ class _Scale:
         return min(1.0, max(0.0, (score - self.last) / (self.first - self.last)))
 
 
-def holds_the_terms(*, query_terms: Iterable[int], chunk_terms: Iterable[int]) -> bool:
-    """Whether a chunk is relevant by its terms alone (see `LEAST_TERM_COVERAGE`).
+def holds_the_terms(*, query_terms: Iterable[int], text_terms: Iterable[int], title_terms: Iterable[int] = ()) -> bool:
+    """Whether a chunk is relevant by its terms alone (see `LEAST_TERM_COVERAGE`): its text holds enough of the query's,
+    or text and title together hold them all. Every chunk has its document's title: one word of that says little.
 
     Args:
         query_terms: sparse term ids of the query; a query without terms is held by nothing.
     """
-    wanted = frozenset(query_terms)
-    return bool(wanted) and len(wanted & frozenset(chunk_terms)) >= LEAST_TERM_COVERAGE * len(wanted)
+    wanted, text = frozenset(query_terms), frozenset(text_terms)
+    if not wanted:
+        return False
+    return len(wanted & text) >= LEAST_TERM_COVERAGE * len(wanted) or wanted <= text.union(title_terms)

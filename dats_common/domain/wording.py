@@ -6,12 +6,13 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
+from typing import NamedTuple
 
 from dats_common.domain.chunking.profiles import language_of
 
 _NAMES: Mapping[str, str] = MappingProxyType(
     {
-        "python": r"python(?: ?[23](?:\.\d{1,2})?)?|py",
+        "python": "python|py",
         "javascript": "javascript|js",
         "typescript": "typescript|ts",
         "tsx": "typescript|tsx",
@@ -20,31 +21,83 @@ _NAMES: Mapping[str, str] = MappingProxyType(
     }
 )
 """What a language is called in a question, as a pattern for lower case."""
-_WORDS_TOO = r"go\b|swift\b|rust\b"
-"""Names that are words of English: they mean the language only behind a preposition."""
-_BEHIND = "(?:in|with|using|via|from)"
-_PUNCTUATION_LEFT = re.compile(r" ?\( ?\)|^ ?(?:[-,:;] )+| (?=[?!.,:;)](?!\S))")
+
+_VERSION = r"(?: ?\d(?:\.\d{1,2})?)?"
+_WORDS_TOO = frozenset({"go", "rust", "swift"})
+"""Words of English as well: they mean the language only behind a preposition, at the end of a clause."""
+_OTHERS = r"and|or|vs\.?|versus|than"
+_ABOUT_IT = (
+    rf"(?:\d|(?:{_OTHERS}|to|versions?|interpreter|shell|console|prompt|executable|installation|environment|path|"
+    r"script|server|injection)\b)"
+)
+"""Behind the name: the language itself is asked about."""
+_MEANT = rf"{_OTHERS}|to|from|of|for|is|the|an?|this|that|into|between|like|as|about|install|embed|run|call|learn"
+"""Before the name, likewise."""
+_QUOTED = re.compile(r"`[^`]*`|\"[^\"]*\"|(?<!\w)'[^']*'(?!\w)|“[^”]*”|‘[^’]*’")
 
 
 def without_language(question: str, *, domain: str | None) -> str:
     """The question without the name of the language that all documents of its domain are in (`code-python`).
 
     Among them the name tells nothing, while to an encoder it is as good a word as any: it draws the question to the
-    documents that are about the language itself (docs/retrieval.md has what that costs). Names in quotes, in paths and
-    in names of packages stay, and so does a question that has no other word.
+    documents that are about the language itself (docs/retrieval.md). It is left out only where it says what the
+    question is asked about: `... in Python`, `Python: ...`, `... python?`. A question about the language itself stays
+    as it is (two names, a name beside `and` or `version`, one in the middle), and so does whatever is quoted.
     """
-    pattern = _language_pattern(language_of(domain or ""))
-    if pattern is None or not pattern.search(question):
+    names = _names_of(language_of(domain or ""))
+    if names is None or len(names.mention.findall(question)) != 1:
         return question
-    blanked = re.sub(r"\s+", " ", pattern.sub(" ", question))
-    rest = _PUNCTUATION_LEFT.sub("", blanked).strip()
+    found = names.behind.search(question) or names.leading.search(question) or names.trailing.search(question)
+    if found is None or found.groupdict().get("meant") or _is_quoted(question, found):
+        return question
+    rest = _joined(question[: found.start()], question[found.end() :])
     return rest if re.search(r"\w", rest) else question
 
 
+def _is_quoted(question: str, found: re.Match[str]) -> bool:
+    return any(quoted.start() < found.end() and found.start() < quoted.end() for quoted in _QUOTED.finditer(question))
+
+
+def _joined(before: str, after: str) -> str:
+    """The two sides of what was left out, without the punctuation and the blank that only it needed."""
+    if before.endswith("(") and after.startswith(")"):
+        before, after = before[:-1], after[1:]
+    before, after = before.rstrip(), after.lstrip()
+    if not before:
+        return re.sub(r"^[-,:;]\s+", "", after)
+    if not after or re.match(r"[?!.,:;)](?!\S)", after) or before.endswith("("):
+        return before + after
+    return f"{before} {after}"
+
+
+class _Names(NamedTuple):
+    """Where a language is named, and where that only says what is asked about."""
+
+    mention: re.Pattern[str]
+    behind: re.Pattern[str]
+    leading: re.Pattern[str]
+    trailing: re.Pattern[str]
+
+
 @lru_cache(maxsize=64)  # the domain is the caller's: without a bound its names would be kept for good
-def _language_pattern(language: str) -> re.Pattern[str] | None:
+def _names_of(language: str) -> _Names | None:
     if language not in _NAMES:
         return None
     apart = r"(?<![\w./\\`'\"@#+-])"  # neither part of a longer name nor quoted
-    name = rf"(?:{_NAMES[language]})(?:'s)?(?![\w/\\`'\"@#+-]|\.\w)"
-    return re.compile(rf"(?i:{apart}{_BEHIND}\s{name}|{apart}(?!{_WORDS_TOO}){name})")
+    end = r"(?![\w/\\`'\"@#+-]|\.\w)"
+    names = _NAMES[language].split("|")
+    name = rf"{apart}(?:{'|'.join(names)})"
+    # Of a word of English too, only a longer name is left for these places, or none: then nothing matches.
+    alone = rf"{apart}(?:{'|'.join(each for each in names if each not in _WORDS_TOO) or '(?!)'})"
+    closed = r"(?=\s*(?:[?!.,;:)]|$))" if language in _WORDS_TOO else rf"(?!\s+(?:{_OTHERS}|\d))"
+    return _Names(
+        *(
+            re.compile(pattern, re.IGNORECASE)
+            for pattern in (
+                name + _VERSION + end,
+                rf"{apart}(?:in|with|using)\s+{name}{_VERSION}{end}{closed}",
+                rf"^\s*{alone}{end}(?!\s+{_ABOUT_IT})",
+                rf"(?P<meant>\b(?:{_MEANT})\s+)?{alone}{end}(?=\s*[?!.]*\s*$)",
+            )
+        )
+    )

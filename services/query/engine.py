@@ -172,19 +172,19 @@ def _named_first(
 
 
 def _missing(identifiers: frozenset[int], passage: Passage) -> int:
-    return len(identifiers - _terms_of(passage))
-
-
-def _terms_of(passage: Passage) -> set[int]:
-    """What the keywords could find it by."""
-    return sparse.term_ids(sparse.keyword_text(passage.text, title=passage.metadata.title))
+    # By its text alone: every chunk of a file that is named after a function has that name in its title.
+    return len(identifiers - sparse.term_ids(passage.text))
 
 
 def _is_relevant(item: Candidate, passage: Passage, asked: _Asked, *, least: float) -> bool:
     if item.similarity >= least:
         return True
     # Only what the cut on similarity would drop is worth reading again for its terms: whichever leg found it.
-    return holds_the_terms(query_terms=asked.terms.indices, chunk_terms=_terms_of(passage))
+    return holds_the_terms(
+        query_terms=asked.terms.indices,
+        text_terms=sparse.term_ids(passage.text),
+        title_terms=sparse.term_ids(passage.metadata.title),
+    )
 
 
 def _hit(item: Candidate, passage: Passage, score: float) -> Hit:
@@ -364,5 +364,5 @@ class QueryEngine:
     def _why_nothing(self) -> str:
         return (
             f"nothing that the caller may see has a similarity of {self.min_similarity} "
-            "or holds half of the query's terms, within max_tokens"
+            "or holds half of the query's terms (all of them with its title), within max_tokens"
         )

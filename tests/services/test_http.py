@@ -410,6 +410,25 @@ async def test_a_title_finds_every_chunk_of_its_document_also_after_a_rebuild(ri
         assert (await ask(client, **question))["sources"] == before["sources"]
 
 
+async def test_one_word_of_a_title_makes_no_chunk_relevant(rig: Rig) -> None:
+    async with rig.writer(), rig.replica() as client:
+        rig.validated("titled", "Lodging is booked by the traveller.", title="Reimbursement policy")
+        await rig.all_live("titled")
+        for mode in ("hybrid", "keyword"):
+            body = await ask(client, query="password policy", search_mode=mode)
+            assert (body["sources"], body["metadata"]["no_context"]) == ([], True)
+        assert shown(await ask(client, query="reimbursement policy lodging")) == ["titled"]
+
+
+async def test_a_file_named_after_a_function_comes_after_the_one_that_holds_it(rig: Rig) -> None:
+    async with rig.writer(), rig.replica() as client:
+        rig.validated("holds", "config = parse_config(path)", domain="code-python")
+        rig.validated("named", "what to do with a path", title="parse_config.py", domain="code-python")
+        await rig.all_live("holds", "named")
+        body = await ask(client, query="what does parse_config do with a path", domain="code-python")
+        assert shown(body) == ["holds", "named"]
+
+
 async def test_the_language_of_a_domain_moves_no_score_within_it(rig: Rig) -> None:
     async with rig.writer(), rig.replica() as client:
         rig.validated("zip", "dict(zip(keys, values))", domain="code-python")

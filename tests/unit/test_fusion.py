@@ -134,4 +134,20 @@ def test_a_reranker_that_is_certain_or_cannot_tell_is_no_error() -> None:
     ],
 )
 def test_a_chunk_is_relevant_by_terms_from_half_of_them(query: list[int], chunk: list[int], held: bool) -> None:
-    assert holds_the_terms(query_terms=query, chunk_terms=chunk) is held
+    assert holds_the_terms(query_terms=query, text_terms=chunk) is held
+
+
+@pytest.mark.parametrize(
+    ("query", "text", "title", "held"),
+    [
+        ([1, 2], [], [1, 2], True),
+        ([1, 2, 3], [3], [1, 2], True),  # all of them, together
+        ([1, 2], [], [1], False),  # half is not enough where it is the title's
+        ([1, 2, 3], [3], [1], False),
+        ([], [], [1], False),
+    ],
+)
+def test_with_its_title_a_chunk_must_hold_every_term(
+    query: list[int], text: list[int], title: list[int], held: bool
+) -> None:
+    assert holds_the_terms(query_terms=query, text_terms=text, title_terms=title) is held
