@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
 from typing import Literal
@@ -24,6 +24,9 @@ Counted as one token, a line of a million characters would be one chunk; wider s
 `PIECE` characters instead.
 """
 PIECE = 4  # Characters of an average English token.
+_BLANKS_LOST = (
+    2  # A chunk's white space at its ends is left out: so many tokens more at most, seen with byte-level BPE.
+)
 
 _SENTENCE_ENDS = frozenset(".!?…。！？")
 _FULL_WIDTH_ENDS = frozenset("。！？")  # No space follows these.
@@ -153,6 +156,11 @@ def pack(
         top = rank[Boundary.SECTION]
         if is_bounded:
             regions = _regions(firsts, [section.level for section in outline.sections], count, limits)
+
+    def counted(first: int, last: int) -> int:
+        cut = _cut(text, starts[first], starts[last], tokens=0)
+        return len(token_spans(text[cut.start : cut.end])) if cut else 0
+
     cuts: list[Cut] = []
     for first, end in regions:
         while first < end:
@@ -160,18 +168,20 @@ def pack(
             if end - first > limits.max_tokens:
                 last = _best(boundaries, rank, range(first + limits.max_tokens, first + limits.least - 1, -1), top)
             cut = _cut(text, starts[first], starts[last], tokens=last - first)
+            planned = last - first
             if cut and (_splits_a_word(boundaries, first) or _splits_a_word(boundaries, last)):
-                while (tokens := len(token_spans(text[cut.start : cut.end]))) > limits.max_tokens and last > first + 1:
-                    last = max(first + 1, last - (tokens - limits.max_tokens))
-                    cut = _cut(text, starts[first], starts[last], tokens=last - first) or cut
-                cut = replace(cut, tokens=max(cut.tokens, tokens))
+                while (tokens := counted(first, last)) > limits.max_tokens and last > first + 1:
+                    fits = _longest(counted, first, last, limits.max_tokens)
+                    last = _best(boundaries, rank, range(fits, min(fits, first + limits.least) - 1, -1), top)
+                cut = _cut(text, starts[first], starts[last], tokens=max(tokens, last - first))
             if cut:
                 cuts.append(cut)
             if last == end:
                 break
-            # What had to be shorter than it was planned may be no longer than the overlap.
-            earliest = max(first + 1, last - limits.overlap_tokens)
-            first = _best(boundaries, rank, range(earliest, max(earliest, last - limits.least_overlap) + 1), top)
+            share = (last - first) / planned  # What had to be shorter than it was planned repeats as much less.
+            earliest = max(first + 1, last - int(limits.overlap_tokens * share))
+            latest = max(earliest, last - int(limits.least_overlap * share))
+            first = _best(boundaries, rank, range(earliest, latest + 1), top)
     return cuts
 
 
@@ -185,6 +195,18 @@ def _cut(text: str, start: int, end: int, *, tokens: int) -> Cut | None:
 def _splits_a_word(boundaries: Sequence[Boundary], position: int) -> bool:
     """Whether a cut there leaves a part of a word, which alone is other tokens, and mostly more of them."""
     return position < len(boundaries) and boundaries[position] <= Boundary.WORD
+
+
+def _longest(counted: Callable[[int, int], int], first: int, last: int, most: int) -> int:
+    """The farthest place, at least one unit on, up to which there are at most so many tokens; `last` is too far."""
+    fits = first + 1
+    while last - fits > 1:
+        middle = (fits + last) // 2
+        if counted(first, middle) > most:
+            last = middle
+        else:
+            fits = middle
+    return fits
 
 
 def _mark(boundaries: list[Boundary], units: Iterable[int], boundary: Boundary) -> None:
