@@ -212,15 +212,20 @@ def search(
 
 
 def place(location: SourceLocation | None) -> str:
-    """Where a person finds it, in a line: what to open, else page or lines; and the headings above it."""
+    """Where a person finds it, in a line: what to open, the page or the lines, and the headings above it."""
     if location is None:
         return ""
-    found = location.uri or ""
-    if not found and location.page is not None:
-        found = f"page {location.page}"
-    elif not found and location.line_start is not None:
-        found = f"lines {location.line_start}-{location.line_end}"
-    return ", ".join(filter(None, (found, SECTION_GAP.join(location.heading_path))))
+    found = [location.uri or ""]
+    if "#" not in found[0]:  # else the address leads there by itself
+        if location.page is not None:
+            found.append(f"page {location.page}")
+        elif location.line_start is not None:
+            found.append(_lines(location.line_start, location.line_end or location.line_start))
+    return ", ".join(filter(None, (*found, SECTION_GAP.join(location.heading_path))))
+
+
+def _lines(first: int, last: int) -> str:
+    return f"line {first}" if first == last else f"lines {first}-{last}"
 
 
 @app.command()

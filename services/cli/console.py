@@ -11,9 +11,19 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 # One word wraps badly at 80 columns when output is piped; a terminal's own width is kept.
 _PIPED_WIDTH = 110
+
+
+# Everything that could move the cursor, rename the window or hide a line; not tab and newline.
+_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(0x20), *range(0x7F, 0xA0)) if code not in (9, 10)}
+
+
+def visible(text: str) -> str:
+    """What a document says, without what would command the terminal that it is shown on."""
+    return text.translate(_CONTROLS)
 
 
 class Voice:
@@ -28,21 +38,21 @@ class Voice:
     def say(self, text: str = "") -> None:
         """A line for people; silent in JSON mode."""
         if not self.as_json:
-            self.console.print(text, markup=False)
+            self.console.print(visible(text), markup=False)
 
     def note(self, text: str) -> None:
         """A line on stderr, in both modes."""
-        self._notes.print(text, markup=False)
+        self._notes.print(visible(text), markup=False)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """A table for people; silent in JSON mode."""
         if self.as_json:
             return
-        table = Table(title=title, title_justify="left", expand=False)
+        table = Table(title=Text(visible(title)), title_justify="left", expand=False)
         for column in columns:
             table.add_column(column, overflow="fold", no_wrap=column == "id")  # ids are there to be copied
         for row in rows:
-            table.add_row(*(cell.replace("[", r"\[") for cell in row))
+            table.add_row(*(Text(visible(cell)) for cell in row))  # Text: what looks like markup is a document's
         self.console.print(table)
 
     def result(self, document: Mapping[str, Any] | Sequence[Any]) -> None:

@@ -13,6 +13,9 @@ from services.cli.commands import place
         (SourceLocation(), ""),
         (SourceLocation(line_start=4, line_end=9), "lines 4-9"),
         (SourceLocation(page=3, line_start=4, line_end=9), "page 3"),
+        (SourceLocation(line_start=4), "line 4"),
+        (SourceLocation(uri="https://wiki/page", line_start=4, line_end=4), "https://wiki/page, line 4"),
+        (SourceLocation(uri="https://x/a.md", page=3), "https://x/a.md, page 3"),
         (SourceLocation(heading_path=["Guide", "Install"]), "Guide > Install"),
         (
             SourceLocation(heading_path=["Guide"], line_start=4, line_end=9, uri="docs/guide.md#L4-L9"),
