@@ -33,6 +33,11 @@ _ABOUT_IT = (
 """Behind the name: the language itself is asked about."""
 _MEANT = rf"{_OTHERS}|to|from|of|for|is|the|an?|this|that|into|between|like|as|about|install|embed|run|call|learn"
 """Before the name, likewise."""
+_THINGS = (
+    "arrays?|class(?:es)?|code|dataframes?|datetimes?|dict(?:s|ionary|ionaries)?|functions?|generators?|lists?|"
+    "methods?|modules?|objects?|programs?|sets?|strings?|tuples?"
+)
+"""Behind the name, as in `a Python list`: whatever is found is the language's anyway."""
 _QUOTED = re.compile(r"`[^`]*`|\"[^\"]*\"|(?<!\w)'[^']*'(?!\w)|“[^”]*”|‘[^’]*’")
 
 
@@ -41,13 +46,13 @@ def without_language(question: str, *, domain: str | None) -> str:
 
     Among them the name tells nothing, while to an encoder it is as good a word as any: it draws the question to the
     documents that are about the language itself (docs/retrieval.md). It is left out only where it says what the
-    question is asked about: `... in Python`, `Python: ...`, `... python?`. A question about the language itself stays
+    question is asked about: `... in Python`, `Python: ...`, `a Python list`. A question about the language itself stays
     as it is (two names, a name beside `and` or `version`, one in the middle), and so does whatever is quoted.
     """
     names = _names_of(language_of(domain or ""))
     if names is None or len(names.mention.findall(question)) != 1:
         return question
-    found = names.behind.search(question) or names.leading.search(question) or names.trailing.search(question)
+    found = next(filter(None, (place.search(question) for place in names.places)), None)
     if found is None or found.groupdict().get("meant") or _is_quoted(question, found):
         return question
     rest = _joined(question[: found.start()], question[found.end() :])
@@ -74,9 +79,7 @@ class _Names(NamedTuple):
     """Where a language is named, and where that only says what is asked about."""
 
     mention: re.Pattern[str]
-    behind: re.Pattern[str]
-    leading: re.Pattern[str]
-    trailing: re.Pattern[str]
+    places: tuple[re.Pattern[str], ...]
 
 
 @lru_cache(maxsize=64)  # the domain is the caller's: without a bound its names would be kept for good
@@ -90,14 +93,14 @@ def _names_of(language: str) -> _Names | None:
     # Of a word of English too, only a longer name is left for these places, or none: then nothing matches.
     alone = rf"{apart}(?:{'|'.join(each for each in names if each not in _WORDS_TOO) or '(?!)'})"
     closed = r"(?=\s*(?:[?!.,;:)]|$))" if language in _WORDS_TOO else rf"(?!\s+(?:{_OTHERS}|\d))"
+    places = (
+        rf"{apart}(?:in|with|using)\s+{name}{_VERSION}{end}{closed}",
+        rf"^\s*{alone}{end}(?!\s+{_ABOUT_IT})|^\s*{alone}{_VERSION}(?=\s*:)",
+        rf"(?<=\(){alone}{_VERSION}(?=\))",
+        rf"{alone}{end}(?=\s+(?:{_THINGS})\b)",
+        rf"(?P<meant>\b(?:{_MEANT})\s+)?{alone}{end}(?=\s*[?!.]*\s*$)",
+    )
     return _Names(
-        *(
-            re.compile(pattern, re.IGNORECASE)
-            for pattern in (
-                name + _VERSION + end,
-                rf"{apart}(?:in|with|using)\s+{name}{_VERSION}{end}{closed}",
-                rf"^\s*{alone}{end}(?!\s+{_ABOUT_IT})",
-                rf"(?P<meant>\b(?:{_MEANT})\s+)?{alone}{end}(?=\s*[?!.]*\s*$)",
-            )
-        )
+        re.compile(name + _VERSION + end, re.IGNORECASE),
+        tuple(re.compile(place, re.IGNORECASE) for place in places),
     )
