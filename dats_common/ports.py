@@ -228,7 +228,10 @@ class Ledger(Guard, Protocol):
         """Put one more event into the outbox (once for each envelope id)."""
 
     async def kept(self, keys: Sequence[ArtifactKey]) -> dict[ArtifactKey, set[int]]:
-        """Generations that are live or pending; read AFTER the index's list, or a sweep could delete a newer one."""
+        """Generations that are live or pending, maybe none; an artifact that was never heard of has no entry.
+
+        To be read AFTER the index's list, or a sweep could delete a newer one.
+        """
 
     async def forget(self, keys: Sequence[ArtifactKey] | None = None) -> None:
         """Drop chunk rows of generations that are neither live nor pending; of all artifacts without `keys`."""

@@ -131,12 +131,13 @@ class Swept:
 async def sweep_with_figures(
     *, ledger: Ledger, index: OperatorsIndex, report: Callable[[Swept], Awaitable[None]] | None = None
 ) -> Swept:
-    """`Sweeper.sweep_all` for people: it counts points and tells how far it is. Raises: Unavailable."""
+    """`Sweeper.sweep_all` for people: it counts points, tells how far it is, and takes what the ledger has never heard
+    of as well, for here somebody asked. Raises: Unavailable."""
     sweeper = Sweeper(ledger=ledger, index=index)
     done = Swept(0, 0, 0)
     async for page in index.scan_chunks():
         orphans = await _orphaned(page, ledger=ledger)
-        removed = await sweeper.sweep(sorted({key for key, _ in orphans}))
+        removed = await sweeper.sweep(sorted({key for key, _ in orphans}), unknown_too=True)
         done = Swept(done.looked_at + len(page), done.generations + removed, done.points + orphans.total())
         if report is not None:
             await report(done)

@@ -23,6 +23,10 @@ BEAT_INTERVAL_S = 2.0
 RELAY_INTERVAL_S = 1.0
 _PING_TIMEOUT_S = 3.0
 _CANCEL_AGAIN_S = 1.0
+_UNKNOWN = (
+    "the index has artifacts that this ledger never heard of: if QDRANT_HOST or DATS_SQL_URL is another fleet's, stop "
+    "this writer; if the ledger was lost or restored, `dats-rag sweep` removes them"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,7 @@ class Writer:
             await asyncio.sleep(self.sweep_interval_s)
             try:
                 answers = sum([part async for part in recalled(self.evidence)])
-                removed = await self.sweeper.sweep_all()
+                swept = await self.sweeper.sweep_all()
                 forgotten = await self._forget_answers()
             except Unavailable as error:
                 log("writer").warning("sweep_postponed", detail=str(error))
@@ -137,9 +141,11 @@ class Writer:
             if forgotten:
                 log("writer").info("old_answers_dropped", count=forgotten)
             self.metrics.answers_recalled.inc(answers)
-            self.metrics.swept.inc(removed)
-            if removed:
-                log("writer").info("dead_generations_swept", removed=removed)
+            self.metrics.swept.inc(swept.removed)
+            if swept.removed:
+                log("writer").info("dead_generations_swept", removed=swept.removed)
+            if swept.unknown:
+                log("writer").error("unknown_points_left", count=swept.unknown, detail=_UNKNOWN)
 
     async def _forget_answers(self) -> int:
         forgotten = part = await self.evidence.forget(older_than_s=self.answers_kept_s)

@@ -18,6 +18,7 @@ from dats_common.domain.model import ArtifactKey, ChunkRef, Generation
 from dats_common.embedded.qdrant_edge import EngineProcess
 from dats_common.maintenance.drift import compare, still_orphaned, sweep_with_figures
 from dats_common.maintenance.reindex import reindex
+from dats_common.maintenance.sweep import Sweeper
 from dats_common.ports import OperatorsIndex
 
 PARTS = 3
@@ -107,6 +108,19 @@ async def test_points_that_nobody_sees_are_orphaned_and_a_sweep_removes_exactly_
     after = await compare(ledger=world.ledger, index=world.index)
     assert after.is_none
     assert await world.index.generations([live.key]) == {live.key: {live.number}}
+
+
+async def test_the_periodic_sweep_leaves_the_points_of_another_ledger(world: World) -> None:
+    """A writer that was led to another fleet's index must not empty it."""
+    replaced = await world.publish("replaced", content="old")
+    await world.publish("replaced", content="new", at_s=1)
+    await world.store("of-another-fleet", 77, chunks=[0, 1])
+    sweeper = Sweeper(ledger=world.ledger, index=world.index)
+    assert await sweeper.sweep_all() == (1, 1)
+    left = await world.index.generations([replaced.key, key("of-another-fleet")])
+    assert left[key("of-another-fleet")] == {77}
+    assert replaced.number not in left[replaced.key]
+    assert await sweeper.sweep_all() == (0, 1)
 
 
 async def test_a_point_beyond_the_last_chunk_of_a_live_generation_is_orphaned(world: World) -> None:

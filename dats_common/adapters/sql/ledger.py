@@ -178,13 +178,13 @@ class SqlLedger:
             # One statement, so that a generation on its way from pending to live is never missed between two.
             live = select(
                 artifacts.c.tenant_id, artifacts.c.artifact_id, artifacts.c.live_generation.label("generation")
-            ).where(is_any_of(self._database.engine, artifacts, part), artifacts.c.live_generation.is_not(None))
+            ).where(is_any_of(self._database.engine, artifacts, part))
             writing = select(pending.c.tenant_id, pending.c.artifact_id, pending.c.generation).where(
                 is_any_of(self._database.engine, pending, part)
             )
             async with self._database.reading(tenant_id) as connection:
                 for row in await connection.execute(live.union_all(writing)):
-                    keep[key_of(row)].add(row.generation)
+                    keep[key_of(row)] |= {row.generation} - {None}
         return dict(keep)
 
     def _parts(self, keys: Sequence[ArtifactKey]) -> Iterator[tuple[str | None, Sequence[ArtifactKey]]]:
