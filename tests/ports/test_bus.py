@@ -24,6 +24,7 @@ from servers import RabbitNode, RabbitServer
 
 from dats_common.adapters.memory_bus import MemoryBus
 from dats_common.adapters.rabbitmq import RabbitSubscription, open_rabbitmq
+from dats_common.adapters.rabbitmq.connection import translated
 from dats_common.adapters.sqlite_bus import BEAT_S, SqliteBus, open_sqlite_bus
 from dats_common.contracts.routing import PUBLISHED_MAX_MESSAGES, RETRY_RUNGS_S, retry_queue
 from dats_common.contracts.topology import (
@@ -255,6 +256,12 @@ async def test_what_a_lost_consumer_held_comes_again_uncounted(bus: Bus, other: 
     assert numbers(again) == [1, 2]
     assert {(d.attempt, d.redelivered) for d in again} == {(1, True)}
     assert max(d.received_s for d in first) <= between <= min(d.received_s for d in again)
+
+
+async def test_an_error_that_is_not_the_librarys_passes_as_it_is() -> None:
+    with pytest.raises(KeyError) as raised, translated("publishing"):
+        raise KeyError("a fault of ours")
+    assert raised.value.__cause__ is None
 
 
 async def test_whoever_is_cancelled_while_asking_ends(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:

@@ -53,7 +53,10 @@ def translated(doing: str) -> Iterator[None]:
         raise BrokerUnavailable(f"{doing}: the channel was closed") from error
     except Exception as error:
         if not is_cancelled():
-            raise _ours(doing, error) from error
+            ours = _ours(doing, error)
+            if ours is None:
+                raise
+            raise ours from error
     # Also the other way round: of a cancelled call the library closes the channel, and may then report the channel's
     # end, or nothing. A loop that caught that would never hear that it was to end.
     if is_cancelled():
@@ -67,7 +70,8 @@ def _watch_for_cancellation() -> Callable[[], bool]:
     return lambda: task is not None and task.cancelling() > before
 
 
-def _ours(doing: str, error: Exception) -> Exception:
+def _ours(doing: str, error: Exception) -> ConfigurationError | BrokerUnavailable | None:
+    """What a library's error is to our callers; None: it is not the library's."""
     match error:
         case AuthenticationError() | ProbableAuthenticationError():
             return ConfigurationError("RabbitMQ refused the credentials: check DATS_RABBITMQ_URL")
@@ -79,7 +83,7 @@ def _ours(doing: str, error: Exception) -> Exception:
             return BrokerUnavailable(f"{doing}: no queue is bound")
     if isinstance(error, (*CONNECTION_EXCEPTIONS, TimeoutError)):
         return BrokerUnavailable(f"{doing}: {type(error).__name__}")
-    return error
+    return None
 
 
 async def persist(attempt: Callable[[], Awaitable[T]], *, within_s: float | None, report: Report) -> T:

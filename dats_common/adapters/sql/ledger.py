@@ -184,7 +184,9 @@ class SqlLedger:
             )
             async with self._database.reading(tenant_id) as connection:
                 for row in await connection.execute(live.union_all(writing)):
-                    keep[key_of(row)] |= {row.generation} - {None}
+                    generations = keep[key_of(row)]  # also of an artifact without any: the ledger knows it
+                    if row.generation is not None:
+                        generations.add(row.generation)
         return dict(keep)
 
     def _parts(self, keys: Sequence[ArtifactKey]) -> Iterator[tuple[str | None, Sequence[ArtifactKey]]]:

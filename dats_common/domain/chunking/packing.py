@@ -24,9 +24,6 @@ Counted as one token, a line of a million characters would be one chunk; wider s
 `PIECE` characters instead.
 """
 PIECE = 4  # Characters of an average English token.
-_BLANKS_LOST = (
-    2  # A chunk's white space at its ends is left out: so many tokens more at most, seen with byte-level BPE.
-)
 
 _SENTENCE_ENDS = frozenset(".!?…。！？")
 _FULL_WIDTH_ENDS = frozenset("。！？")  # No space follows these.
