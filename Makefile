@@ -8,6 +8,10 @@ BIN := $(VENV)/bin
 # several GB of CUDA on others. Choose: make test TORCH='torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu'
 TORCH ?= torch==2.13.0
 
+# Processes of tests side by side, each with its own servers and fleets. Servers that are named instead are shared, and
+# tests empty the broker's queues.
+JOBS ?= $(if $(DATS_TEST_RABBITMQ_URL)$(DATS_TEST_POSTGRES_URL),1,2)
+
 PORT ?= 8000
 DATA ?= data
 
@@ -48,7 +52,7 @@ demo: $(VENV)/.local ## Index real input, search it, taint it, see it gone (ends
 	@$(BIN)/dats-rag demo $(DEMO)
 
 test: $(VENV)/.dev servers ## Every test, with real RabbitMQ and PostgreSQL
-	@$(BIN)/python -m pytest $(TESTS)
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 .PHONY: servers
 servers:

@@ -1,6 +1,5 @@
 #!/bin/sh
-# Installs the servers that the tests start privately: RabbitMQ, PostgreSQL and HAProxy, as Debian packages.
-# Installs the servers that the tests start privately: RabbitMQ, PostgreSQL and Prometheus, as Debian packages.
+# Installs the servers that the tests start privately, as Debian packages: RabbitMQ, PostgreSQL, HAProxy and Prometheus.
 # Instant when they are there. No system service is started or enabled to start.
 set -eu
 

@@ -16,6 +16,14 @@ from servers import PostgresServer, RabbitServer, ServerMissing, open_postgres_s
 
 S = TypeVar("S")
 
+LONG_ONES_FIRST = ("operate", "faults", "e2e", "drills", "deploy", "services", "ports", "architecture", "unit")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take minutes go first, so that those that run side by side end together."""
+    here = Path(__file__).parent
+    items.sort(key=lambda item: LONG_ONES_FIRST.index(item.path.relative_to(here).parts[0]))
+
 
 def skip_or_fail(error: ServerMissing) -> NoReturn:
     """Skipped on a laptop, a failure where `CI=true`."""

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 RABBITMQ_BIN = Path("/usr/lib/rabbitmq/bin")
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 40.0
+FREE_PORTS = range(10_000, 32_000)
 
 
 class ServerMissing(Exception):
@@ -28,10 +29,18 @@ class ServerMissing(Exception):
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody uses at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of 127.0.0.1 that nobody uses at this moment.
+
+    Below those that the system gives to outgoing connections, which could take it before its server does; by chance, as
+    tests run side by side.
+    """
+    while True:
+        port = secrets.choice(FREE_PORTS)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return port
 
 
 def wait_until(true: Callable[[], bool], *, timeout_s: float, what: str) -> None:

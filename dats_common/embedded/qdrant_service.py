@@ -12,8 +12,9 @@ from grpc import StatusCode
 from qdrant_client import grpc
 
 from dats_common.embedded import qdrant_translate as translate
+from dats_common.embedded.qdrant_collection import Collection, EngineFault
 from dats_common.embedded.qdrant_lanes import Wanted
-from dats_common.embedded.qdrant_store import FLUSH_EVERY_S, Collection, EngineFault, Store
+from dats_common.embedded.qdrant_store import FLUSH_EVERY_S, Store
 from dats_common.embedded.qdrant_translate import NEVER_INDEX_KB
 
 ENGINE_TITLE = "qdrant edge (embedded)"

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from qdrant_client import grpc as wire
 
-from dats_common.embedded.qdrant_store import Collection, Description, EngineFault
+from dats_common.embedded.qdrant_collection import Collection, EngineFault
+from dats_common.embedded.qdrant_files import Description
 
 
 class Panic(BaseException):

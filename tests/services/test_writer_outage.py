@@ -1,4 +1,4 @@
-"""A writer as it is put together for production, while what it needs is away."""
+"""A writer as it is put together for production, while what it needs is away, or is another fleet's."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from rig import Encoder, Rig
+from index_engine import point
+from rig import Encoder, Rig, eventually
+from structlog.testing import capture_logs
 
 from dats_common.adapters.memory_bus import MemoryBus
 from dats_common.adapters.memory_indexer import MemoryIndexer
 from dats_common.contracts.topology import DEAD_LETTERS_QUEUE
 from dats_common.errors import BrokerUnavailable, EncoderUnavailable
 from dats_common.settings import Settings
-from dats_common.settings.sections import Embedding
+from dats_common.settings.sections import Embedding, Events
 from services.writer.ports import WriterPorts
 from services.writer.progress import Progress
 from services.writer.wiring import Lanes, build_writer
@@ -84,3 +86,28 @@ async def test_a_heartbeat_that_loses_its_cancellation_does_not_keep_the_writer(
         stop.set()
         await working
     assert bus.lost
+
+
+async def test_a_writer_led_to_another_fleets_index_says_so_and_leaves_it(rig: Rig) -> None:
+    writer = build_writer(
+        Settings(embedding=Embedding(linger_ms=1), events=Events(sweep_interval_s=0.01)),
+        WriterPorts(ledger=rig.ledger, evidence=rig.evidence, encoder=rig.encoder, index=rig.index, bus=rig.bus),
+        indexer=Lanes([MemoryIndexer(encoder=rig.encoder, index=rig.index, ledger=rig.ledger)]),
+        progress=Progress(),
+        writer_id="writer",
+    )
+    theirs = point("of-another-fleet", generation=77, dense=(await rig.encoder.encode(["theirs"], kind="document"))[0])
+    await rig.index.store([theirs])
+    with capture_logs() as logged:
+        sweeping = asyncio.create_task(writer.sweep_periodically(), name="sweep")
+
+        async def said() -> bool:
+            return any(line["event"] == "unknown_points_left" for line in logged)
+
+        await eventually(said)
+        sweeping.cancel()
+    (line, *_) = [line for line in logged if line["event"] == "unknown_points_left"]
+    assert (line["log_level"], line["count"]) == ("error", 1)
+    for word in ("QDRANT_HOST", "DATS_SQL_URL", "dats-rag sweep"):
+        assert word in line["detail"]
+    assert await rig.index.generations([theirs.ref.key]) == {theirs.ref.key: {77}}

@@ -156,7 +156,7 @@ REMOVALS = (
     ),
     Removal(
         "a write is flushed before it is acknowledged",
-        "dats_common/embedded/qdrant_store.py",
+        "dats_common/embedded/qdrant_collection.py",
         "        if any(one.durable for one in group):\n            flushed",
         "        if False:\n            flushed",
         (ENGINE,),
