@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 from index_engine import point
@@ -16,9 +20,31 @@ from dats_common.contracts.topology import DEAD_LETTERS_QUEUE
 from dats_common.errors import BrokerUnavailable, EncoderUnavailable
 from dats_common.settings import Settings
 from dats_common.settings.sections import Embedding, Events
+from services.writer.__main__ import consume
 from services.writer.ports import WriterPorts
 from services.writer.progress import Progress
 from services.writer.wiring import Lanes, build_writer
+from services.writer.writer import Writer
+
+
+def ports_of(rig: Rig, *, encoder: Encoder | None = None, bus: MemoryBus | None = None) -> WriterPorts:
+    return WriterPorts(
+        ledger=rig.ledger,
+        evidence=rig.evidence,
+        encoder=encoder or rig.encoder,
+        index=rig.index,
+        bus=bus or rig.bus,
+    )
+
+
+def writer_over(ports: WriterPorts, **sections: Any) -> Writer:
+    return build_writer(
+        Settings(embedding=Embedding(retry_attempts=0, linger_ms=1), **sections),
+        ports,
+        indexer=Lanes([MemoryIndexer(encoder=ports.encoder, index=ports.index, ledger=ports.ledger)]),
+        progress=Progress(),
+        writer_id="writer",
+    )
 
 
 class RemoteEncoder(Encoder):
@@ -35,13 +61,7 @@ class RemoteEncoder(Encoder):
 
 async def test_while_the_encoders_server_is_away_no_event_is_to_blame(rig: Rig) -> None:
     encoder = RemoteEncoder()
-    writer = build_writer(
-        Settings(embedding=Embedding(retry_attempts=0, linger_ms=1)),
-        WriterPorts(ledger=rig.ledger, evidence=rig.evidence, encoder=encoder, index=rig.index, bus=rig.bus),
-        indexer=Lanes([MemoryIndexer(encoder=encoder, index=rig.index, ledger=rig.ledger)]),
-        progress=Progress(),
-        writer_id="writer",
-    )
+    writer = writer_over(ports_of(rig, encoder=encoder))
     rig.validated("a", "what a says")
     stop = asyncio.Event()
     working = asyncio.create_task(writer.work(until=stop, drain_s=5), name="writer")
@@ -72,13 +92,7 @@ async def test_a_heartbeat_that_loses_its_cancellation_does_not_keep_the_writer(
             raise BrokerUnavailable("the channel was closed")
 
     bus = Forgetful()
-    writer = build_writer(
-        Settings(embedding=Embedding(linger_ms=1)),
-        WriterPorts(ledger=rig.ledger, evidence=rig.evidence, encoder=rig.encoder, index=rig.index, bus=bus),
-        indexer=Lanes([MemoryIndexer(encoder=rig.encoder, index=rig.index, ledger=rig.ledger)]),
-        progress=Progress(),
-        writer_id="writer",
-    )
+    writer = writer_over(ports_of(rig, bus=bus))
     stop = asyncio.Event()
     working = asyncio.create_task(writer.work(until=stop, drain_s=5), name="writer")
     async with asyncio.timeout(30):
@@ -88,14 +102,30 @@ async def test_a_heartbeat_that_loses_its_cancellation_does_not_keep_the_writer(
     assert bus.lost
 
 
+async def test_a_start_that_loses_its_cancellation_ends_all_the_same(rig: Rig, tmp_path: Path) -> None:
+    opening = asyncio.Event()
+    lost = False
+
+    @asynccontextmanager
+    async def forgetful_ports() -> AsyncIterator[WriterPorts]:
+        nonlocal lost
+        opening.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            lost = True
+        yield ports_of(rig)
+
+    writing = asyncio.create_task(consume(Settings(data_dir=tmp_path), forgetful_ports()), name="writer")
+    async with asyncio.timeout(60):
+        await opening.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await writing
+    assert lost
+
+
 async def test_a_writer_led_to_another_fleets_index_says_so_and_leaves_it(rig: Rig) -> None:
-    writer = build_writer(
-        Settings(embedding=Embedding(linger_ms=1), events=Events(sweep_interval_s=0.01)),
-        WriterPorts(ledger=rig.ledger, evidence=rig.evidence, encoder=rig.encoder, index=rig.index, bus=rig.bus),
-        indexer=Lanes([MemoryIndexer(encoder=rig.encoder, index=rig.index, ledger=rig.ledger)]),
-        progress=Progress(),
-        writer_id="writer",
-    )
+    writer = writer_over(ports_of(rig), events=Events(sweep_interval_s=0.01))
     theirs = point("of-another-fleet", generation=77, dense=(await rig.encoder.encode(["theirs"], kind="document"))[0])
     await rig.index.store([theirs])
     with capture_logs() as logged:
@@ -106,7 +136,7 @@ async def test_a_writer_led_to_another_fleets_index_says_so_and_leaves_it(rig: R
 
         await eventually(said)
         sweeping.cancel()
-    (line, *_) = [line for line in logged if line["event"] == "unknown_points_left"]
+    line = next(line for line in logged if line["event"] == "unknown_points_left")
     assert (line["log_level"], line["count"]) == ("error", 1)
     for word in ("QDRANT_HOST", "DATS_SQL_URL", "dats-rag sweep"):
         assert word in line["detail"]
