@@ -280,6 +280,9 @@ def evaluate(
     write_baseline: Annotated[
         Path | None, typer.Option("--write-baseline", help="Keep the ranking's figures there, as a baseline.")
     ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="YAML settings of the fleets.", dir_okay=False, exists=True)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure retrieval, answers and grounding on evaluation sets, each with a fleet of its own; exit 1 on a drop."""
@@ -296,6 +299,7 @@ def evaluate(
         most=questions,
         baseline=baseline,
         renew=write_baseline,
+        config=config,
     )
     raise typer.Exit(run_evaluation(plan, voice=Voice(as_json=as_json)))
 

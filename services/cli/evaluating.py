@@ -60,6 +60,8 @@ class Plan:
         baseline: what the ranking is held against; None: the one that comes with the package, for the sets that it has
             of this very data.
         renew: where this run's figures are kept as the next baseline.
+        config: settings of the fleets that are asked; None: the defaults. With a reranker there, hybrid searches are
+            asked without and with it.
     """
 
     folder: Path
@@ -70,6 +72,7 @@ class Plan:
     most: int | None = None
     baseline: Path | None = None
     renew: Path | None = None
+    config: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +156,7 @@ async def _measure(work: _Work, plan: Plan, report: dict[str, Any], voice: Voice
 async def _through_a_fleet(of_set: RetrievalSet, work: _Work, plan: Plan, report: dict[str, Any], voice: Voice) -> None:
     """A fleet for each set: how rare a word is would otherwise depend on which other sets were chosen."""
     name = of_set.name
-    async with open_scratch_fleet() as fleet:
+    async with open_scratch_fleet(plan.config) as fleet:
         label = f"{name}: documents made searchable"
         ingested = await ingest(fleet.bus, of_set.documents, domain=of_set.domain, label=label, voice=voice)
         if ingested.refused:
@@ -162,8 +165,11 @@ async def _through_a_fleet(of_set: RetrievalSet, work: _Work, plan: Plan, report
         if "retrieval" in plan.parts:
             part = evaluating_search.described(of_set, ingested, most=plan.most)
             report["retrieval"][name] = part
+            modes = [*plan.modes]
+            if fleet.reranks and "hybrid" in modes:
+                modes.insert(modes.index("hybrid") + 1, evaluating_search.RERANKED)
             await evaluating_search.ask_all(
-                fleet.client, of_set, modes=plan.modes, most=plan.most, into=part["modes"], voice=voice
+                fleet.client, of_set, modes=modes, most=plan.most, into=part["modes"], voice=voice
             )
         if name in work.answers:
             judged = await evaluating_answers.ask_all(fleet.client, work.answers[name], most=plan.most, voice=voice)

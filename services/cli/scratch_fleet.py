@@ -8,7 +8,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,10 @@ from dats_common.contracts.topology import (
     EMBEDDING_QUARANTINED,
     TASK_VALIDATED,
 )
-from dats_common.errors import Unavailable
+from dats_common.errors import ConfigurationError, Unavailable
 from dats_common.ports import Bus
 from dats_common.records import Delivery
-from dats_common.settings import load_settings
+from dats_common.settings import Settings, load_settings
 from services.backends import open_bus
 from services.cli.console import Voice
 from services.evaluate.sets import Document
@@ -34,6 +34,7 @@ from services.local import open_fleet
 PROJECT = "evaluation"
 TIMEOUT_S = 120.0
 _SILENCE_S = 180.0  # No event for so long means that the fleet is stuck.
+_RERANKER_S = 60.0
 _PUBLISHED_AT_ONCE = 64
 
 
@@ -43,6 +44,7 @@ class ScratchFleet:
 
     client: RAGClient
     bus: Bus
+    reranks: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +61,57 @@ class Ingested:
 
 
 @asynccontextmanager
-async def open_scratch_fleet() -> AsyncIterator[ScratchFleet]:
-    """The production services with default settings, on an empty directory that is removed. Raises: Unavailable."""
+async def open_scratch_fleet(config: Path | None) -> AsyncIterator[ScratchFleet]:
+    """The production services on an empty directory that is removed.
+
+    Args:
+        config: a file of settings; None: the defaults. What is exported for a fleet that works is not read.
+
+    Raises: ConfigurationError: the settings are wrong, or name a server; Unavailable: what they want did not start.
+    """
     with tempfile.TemporaryDirectory(prefix="dats-rag-eval-") as scratch:
-        environment = {"DATS_DATA_DIR": scratch, "PORT": str(_free_port())}
-        settings = load_settings(None, environment)
+        environment = {
+            "DATS_DATA_DIR": scratch,
+            "LIGHTRAG_WORKING_DIR": str(Path(scratch) / "lightrag"),
+            "PORT": str(_free_port()),
+        }
+        settings = load_settings(config, environment)
+        _require_of_its_own(settings)
         async with (
-            open_fleet(settings, environ=environment, log_file=Path(scratch) / "fleet.log") as fleet,
+            open_fleet(
+                settings, environ=environment, config_file=config, log_file=Path(scratch) / "fleet.log"
+            ) as fleet,
             open_bus(settings, name="eval") as bus,
             RAGClient(fleet.base_url, timeout=TIMEOUT_S) as client,
         ):
-            yield ScratchFleet(client, bus)
+            if reranks := settings.query.reranking.enabled:
+                await _loaded(client)
+            yield ScratchFleet(client, bus, reranks)
+
+
+def _require_of_its_own(settings: Settings) -> None:
+    servers = {
+        "sql.url": not settings.sql.is_embedded,
+        "events.rabbitmq": not settings.events.rabbitmq.is_embedded,
+        "lightrag.vector_store.host": not settings.qdrant.is_embedded,
+        "auth.mode": settings.auth.mode != "off",
+    }
+    if named := [name for name, is_set in servers.items() if is_set]:
+        raise ConfigurationError(
+            f"an evaluation has a fleet of its own, which is removed afterwards: leave {', '.join(named)} out"
+        )
+
+
+async def _loaded(client: RAGClient) -> None:
+    """Return once the reranker has been loaded; without it, its rows would be those of fusion."""
+    reranker = None
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_RERANKER_S):
+            while reranker is None or reranker.status != "ok":
+                reranker = (await client.health()).components["reranker"]
+                await asyncio.sleep(0.2)
+            return
+    raise Unavailable(f"the reranker was not there in {_RERANKER_S:.0f} s: {reranker.detail if reranker else ''}")
 
 
 def _free_port() -> int:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from fleet import bare_environment
+from tiny_cross_encoder import save_cross_encoder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -36,7 +37,13 @@ OFFCORPUS = "parliamentary elections in New Zealand"
 NDCG = (1 + 1 + 1 / (1 + 1 / math.log2(3)) + 0) / 4
 
 
-def made(folder: Path, *, repeat: int = 1) -> Path:
+def made(
+    folder: Path,
+    *,
+    documents: Mapping[str, str] = DOCUMENTS,
+    questions: Mapping[str, Mapping[str, int]] = JUDGED,
+    repeat: int = 1,
+) -> Path:
     """A folder with the set `made`, a set of nothing known and a README, as an evaluation's."""
     of_set = folder / "made"
     of_set.mkdir(parents=True)
@@ -44,12 +51,12 @@ def made(folder: Path, *, repeat: int = 1) -> Path:
     (folder / "README.md").write_text("About the sets")
     asked, judged = [], ["query-id\tcorpus-id\tscore"]
     for turn in range(repeat):
-        for number, (text, relevant) in enumerate(JUDGED.items()):
+        for number, (text, relevant) in enumerate(questions.items()):
             asked.append({"id": f"q{turn}-{number}", "text": text})
             judged += [f"q{turn}-{number}\t{document}\t{gain}" for document, gain in relevant.items()]
     asked.append({"id": "off", "text": OFFCORPUS, "kind": "offcorpus"})
-    documents = [{"id": name, "title": "", "text": text} for name, text in DOCUMENTS.items()]
-    for name, lines in (("corpus", documents), ("queries", asked)):
+    corpus = [{"id": name, "title": "", "text": text} for name, text in documents.items()]
+    for name, lines in (("corpus", corpus), ("queries", asked)):
         content = "".join(json.dumps(line) + "\n" for line in lines)
         (of_set / f"{name}.jsonl.gz").write_bytes(gzip.compress(content.encode()))
     (of_set / "qrels.tsv").write_text("\n".join(judged) + "\n")
@@ -139,6 +146,39 @@ def test_ctrl_c_leaves_what_was_done_and_says_so(tmp_path: Path) -> None:
     assert "keyword" not in modes
     assert modes.get("vector", {"complete": False})["complete"] is False
     assert (out / "report.md").read_text().startswith("**Not complete**")
+
+
+def test_a_reranker_of_ones_own_is_measured_beside_fusion(tmp_path: Path) -> None:
+    """The model likes owls; without it the text that says what was asked comes first."""
+    (model := tmp_path / "model").mkdir()
+    save_cross_encoder(model, labels=["relevance"], liked="owls", openvino=True)
+    config = tmp_path / "reranked.yaml"
+    config.write_text(
+        json.dumps({"query": {"reranking": {"enabled": True, "model": str(model), "deadline_ms": 30_000}}})
+    )
+    asked = "refunds are paid within fourteen days"
+    documents = {"refunds": asked, "owls": "refunds are paid within fourteen days owls owls owls owls owls"}
+    folder = made(tmp_path / "data", documents=documents, questions={asked: {"owls": 1}})
+    options = ("--config", str(config), "--mode", "hybrid", "--part", "retrieval")
+    report, _ = evaluated(folder, tmp_path / "out", *options)
+    modes = report["retrieval"]["made"]["modes"]
+    assert {mode: figures["mrr_at_10"] for mode, figures in modes.items()} == {"hybrid": 0.5, "reranked": 1.0}
+    assert modes["reranked"]["in_time"] == 1.0
+    assert "| made | reranked | 1.000 | 1.000 | 1.000 |" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_an_evaluation_is_not_led_to_a_fleet_that_works(tmp_path: Path) -> None:
+    config = tmp_path / "ours.yaml"
+    config.write_text("lightrag: {vector_store: {host: qdrant.example}}\nauth: {mode: required}\n")
+    ended = subprocess.run(
+        command(made(tmp_path / "data"), tmp_path / "out", "--config", str(config)),
+        env=bare_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 78
+    assert "leave lightrag.vector_store.host, auth.mode out" in ended.stderr
 
 
 def test_what_cannot_be_read_stops_the_run_before_it_begins(tmp_path: Path) -> None:
