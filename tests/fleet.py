@@ -60,8 +60,14 @@ async def eventually(
 
 
 def bare_environment(**settings: str) -> dict[str, str]:
-    """This process's environment without any setting of ours, then `settings`."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(_OURS)} | settings
+    """This process's environment without any setting of ours, then `settings`.
+
+    Nor has it a terminal's size: readline, which pytest loads, leaves one to the processes that it starts.
+    """
+    left_out = {"COLUMNS", "LINES"}
+    return {
+        name: value for name, value in os.environ.items() if not name.startswith(_OURS) and name not in left_out
+    } | settings
 
 
 @dataclass
