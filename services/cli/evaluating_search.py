@@ -164,7 +164,7 @@ COLUMNS = (
 def _mode(mode: str, figures: Mapping[str, Any]) -> str:
     notes = [] if figures["complete"] else ["incomplete"]
     if figures.get("in_time") not in (None, 1.0):
-        notes.append(f"{figures['in_time']:.0%} in time")
+        notes.append(f"{figures['in_time']:.1%} in time")
     return f"{mode} ({', '.join(notes)})" if notes else mode
 
 
