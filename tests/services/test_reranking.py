@@ -29,6 +29,7 @@ from services.query.wiring import open_reranker, rerank_rules
 
 QUESTION = "a report with totals"
 NAMES = ["apples", "bread", "cider", "dates", "eggs", "figs"]
+PATIENT_S = 30.0  # where the deadline is not what is tested
 
 
 class Ranks:
@@ -90,7 +91,7 @@ def told(answer: Any) -> tuple[bool, str | None]:
 @asynccontextmanager
 async def replica(rig: Rig, reranker: Ranks, **rules: Any) -> AsyncIterator[httpx.AsyncClient]:
     rig.reranker = reranker
-    rig.rerank = RerankRules(**{"domains": {"": True}, "weight": 1.0, **rules})
+    rig.rerank = RerankRules(**{"domains": {"": True}, "weight": 1.0, "deadline_s": PATIENT_S, **rules})
     async with rig.replica() as client:
         yield client
 
@@ -289,7 +290,7 @@ async def test_dashboards_see_each_outcome_and_the_log_each_change_once(shelf: R
     def count(outcome: str) -> float | None:
         return metrics.registry.get_sample_value("rag_rerank_latency_seconds_count", {"outcome": outcome})
 
-    shelf.rerank = RerankRules(domains={"": True}, deadline_s=0.05)
+    shelf.rerank = RerankRules(domains={"": True}, deadline_s=1.0)
     shelf.reranker = MeasuredReranker(inner, metrics)
     async with shelf.replica() as client:
         with capture_logs() as logged:
@@ -369,6 +370,7 @@ async def test_the_settings_name_the_reranker_and_a_wrong_one_does_not_stop_the_
     folder = tmp_path / "model"
     folder.mkdir()
     save_cross_encoder(folder, labels=("relevance",), liked="night")
+    shelf.rerank = RerankRules(deadline_s=PATIENT_S)
     async with open_reranker(set_to(folder), metrics) as shelf.reranker, shelf.replica() as client:
 
         async def ready() -> bool:
@@ -386,7 +388,7 @@ async def test_the_settings_name_the_reranker_and_a_wrong_one_does_not_stop_the_
 
 
 async def test_the_twin_serves_as_a_reranker(shelf: Rig) -> None:
-    shelf.reranker = MemoryReranker()
+    shelf.reranker, shelf.rerank = MemoryReranker(), RerankRules(deadline_s=PATIENT_S)
     async with shelf.replica() as client:
         answer = await ask(client, query="figs and eggs", rerank=True, top_k=1)
     assert told(answer) == (True, None)

@@ -32,6 +32,7 @@ from dats_common.telemetry.tracing.models import TracedReranker
 from dats_common.telemetry.tracing.spans import Tracing
 from dats_common.trace_context import TraceContext, current_trace, within_trace
 from services.backends import open_tracing
+from services.query.reranking import RerankRules
 from services.query.tracing import QueryTracing
 
 REPORT = "a report on invoices with totals and dates"
@@ -80,7 +81,7 @@ async def asked(client: httpx.AsyncClient, **more: Any) -> float:
 
 async def test_a_reranker_is_a_step_of_the_query_and_its_latency_names_the_trace(rig: Rig, collector: Receiver) -> None:
     async with tracing_to(collector.url) as tracing:
-        rig.reranker = TracedReranker(MemoryReranker(), tracing)
+        rig.reranker, rig.rerank = TracedReranker(MemoryReranker(), tracing), RerankRules(deadline_s=30.0)
         async with traced_replica(rig, tracing) as client:
             await asked(client, rerank=True)
             shown = await client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
