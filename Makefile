@@ -52,7 +52,7 @@ demo: $(VENV)/.local ## Index real input, search it, taint it, see it gone (ends
 	@$(BIN)/dats-rag demo $(DEMO)
 
 test: $(VENV)/.dev servers ## Every test, with real RabbitMQ and PostgreSQL
-	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(TESTS)
+	@$(BIN)/python -m pytest $(if $(filter-out 1,$(JOBS)),--numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder) $(TESTS)
 
 .PHONY: servers
 servers:

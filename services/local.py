@@ -90,7 +90,7 @@ def _environment(
     settings: Settings, environ: Mapping[str, str], config_file: Path | None, *, metrics_port: int
 ) -> dict[str, str]:
     """What the services read: ours, with what this process was told otherwise."""
-    names = {CONFIG_VARIABLE, *(setting.env for setting in catalog() if setting.env)}
+    names = {CONFIG_VARIABLE, *(name for setting in catalog() for name in (setting.env, setting.file_env) if name)}
     return {
         **{name: value for name, value in os.environ.items() if name not in names},
         **{name: value for name, value in environ.items() if name in names},

@@ -14,7 +14,7 @@ from dats_common.errors import ConfigurationError
 from services.cli import evaluating_answers, evaluating_search
 from services.cli.console import Voice
 from services.cli.options import EXIT_INTERRUPTED, EXIT_NO, run_until_signal
-from services.cli.scratch_fleet import ingest, open_scratch_fleet
+from services.cli.scratch_fleet import ingest, open_scratch_fleet, settings_of_scratch
 from services.evaluate.baseline import (
     PACKAGED,
     TOLERANCE,
@@ -94,9 +94,11 @@ def evaluate(plan: Plan, *, voice: Voice) -> int:
     """
     # Read first: a run that ends with a file that is missing has cost minutes.
     before = read_baseline(plan.baseline or PACKAGED)
+    settings_of_scratch(plan.config, {})
     work = _read(plan, voice)
     report: dict[str, Any] = {
         "complete": False,
+        "config": plan.config.name if plan.config else None,
         "retrieval": {},
         "answers": {},
         "grounding": {},
@@ -216,6 +218,8 @@ def _by_mode(modes: Mapping[str, Any]) -> dict[str, float]:
 
 def _markdown(report: Mapping[str, Any], comparison: Comparison) -> str:
     parts = [] if report["complete"] else ["**Not complete**: the run was interrupted or failed."]
+    if report["config"]:
+        parts += [f"Not the defaults: settings of {report['config']}."]
     if report["retrieval"]:
         parts += [_table(evaluating_search.COLUMNS, evaluating_search.rows(report["retrieval"]))]
         parts += [_table(("set", "domain", "documents", "refused", "chunks", "judged", "off-corpus"), _sizes(report))]

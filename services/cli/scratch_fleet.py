@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,46 +61,73 @@ class Ingested:
     refused: dict[str, str]
 
 
+def settings_of_scratch(config: Path | None, environment: Mapping[str, str]) -> Settings:
+    """The settings of a fleet of its own. What is exported for a fleet that works is not read.
+
+    Args:
+        config: a file of settings; None: the defaults.
+        environment: what wins over the file.
+
+    Raises: ConfigurationError: they are wrong, or would lead to others or let others in.
+    """
+    settings = load_settings(config, environment)
+    for_others = {
+        "sql.url": not settings.sql.is_embedded,
+        "events.rabbitmq": not settings.events.rabbitmq.is_embedded,
+        "lightrag.vector_store": not settings.lightrag.vector_store.is_embedded,
+        "auth.mode": settings.auth.mode != "off",
+        "server.host": not settings.server.is_loopback,
+    }
+    if named := [name for name, is_set in for_others.items() if is_set]:
+        raise ConfigurationError(
+            f"an evaluation has a fleet of its own, which is removed afterwards: leave {', '.join(named)} out"
+        )
+    return settings
+
+
 @asynccontextmanager
 async def open_scratch_fleet(config: Path | None) -> AsyncIterator[ScratchFleet]:
     """The production services on an empty directory that is removed.
 
     Args:
-        config: a file of settings; None: the defaults. What is exported for a fleet that works is not read.
+        config: as in `settings_of_scratch`.
 
-    Raises: ConfigurationError: the settings are wrong, or name a server; Unavailable: what they want did not start.
+    Raises: ConfigurationError: as `settings_of_scratch`, or a service refuses them; Unavailable: one did not start.
     """
     with tempfile.TemporaryDirectory(prefix="dats-rag-eval-") as scratch:
         environment = {
             "DATS_DATA_DIR": scratch,
             "LIGHTRAG_WORKING_DIR": str(Path(scratch) / "lightrag"),
+            "DATS_WRITER_METRICS_PORT": "0",
+            "OTEL_SDK_DISABLED": "true",
             "PORT": str(_free_port()),
         }
-        settings = load_settings(config, environment)
-        _require_of_its_own(settings)
-        async with (
-            open_fleet(
-                settings, environ=environment, config_file=config, log_file=Path(scratch) / "fleet.log"
-            ) as fleet,
-            open_bus(settings, name="eval") as bus,
-            RAGClient(fleet.base_url, timeout=TIMEOUT_S) as client,
-        ):
+        settings = settings_of_scratch(config, environment)
+        log_file = Path(scratch) / "fleet.log"
+        async with AsyncExitStack() as stack:
+            try:
+                fleet = await stack.enter_async_context(
+                    open_fleet(settings, environ=environment, config_file=config, log_file=log_file)
+                )
+            except (ConfigurationError, Unavailable) as error:  # The log is removed with the directory.
+                kind = ConfigurationError if isinstance(error, ConfigurationError) else Unavailable
+                raise kind("; ".join([str(error), *_refusals(log_file)])) from error
+            bus = await stack.enter_async_context(open_bus(settings, name="eval"))
+            client = await stack.enter_async_context(RAGClient(fleet.base_url, timeout=TIMEOUT_S))
             if reranks := settings.query.reranking.enabled:
                 await _loaded(client)
             yield ScratchFleet(client, bus, reranks)
 
 
-def _require_of_its_own(settings: Settings) -> None:
-    servers = {
-        "sql.url": not settings.sql.is_embedded,
-        "events.rabbitmq": not settings.events.rabbitmq.is_embedded,
-        "lightrag.vector_store.host": not settings.qdrant.is_embedded,
-        "auth.mode": settings.auth.mode != "off",
-    }
-    if named := [name for name, is_set in servers.items() if is_set]:
-        raise ConfigurationError(
-            f"an evaluation has a fleet of its own, which is removed afterwards: leave {', '.join(named)} out"
-        )
+def _refusals(log_file: Path) -> list[str]:
+    """What services said when they did not start."""
+    refused = []
+    for line in log_file.read_text(encoding="utf-8", errors="replace").splitlines() if log_file.exists() else ():
+        with suppress(ValueError):
+            said = json.loads(line)
+            if said.get("event") in {"start_refused", "start_failed"}:
+                refused.append(str(said.get("detail")))
+    return refused
 
 
 async def _loaded(client: RAGClient) -> None:

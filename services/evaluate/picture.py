@@ -47,7 +47,7 @@ def _y(share: float) -> float:
 
 
 _BAR, _GAP, _BARS_HIGH = 26, 22, 200
-_COLOURS = ("#4a78c2", "#c2924a", "#6aa84f")
+_COLOURS = ("#4a78c2", "#c2924a", "#6aa84f", "#8e6bb0")
 
 
 def ranking_svg(figures: Mapping[str, Mapping[str, float]], *, title: str) -> str:

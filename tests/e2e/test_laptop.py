@@ -97,17 +97,23 @@ async def test_a_configuration_file_and_another_address_reach_the_services(tmp_p
         assert answer.json()["search_mode"] == "keyword"
 
 
+@pytest.mark.parametrize("from_files", [False, True], ids=["secrets", "files of secrets"])
 async def test_what_is_exported_for_production_does_not_reach_a_fleet_with_settings_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_files: bool
 ) -> None:
     environ = {"DATS_DATA_DIR": str(tmp_path / "data"), "PORT": str(free_port())}
-    for name, value in {
+    secrets = {
         "DATS_SQL_URL": "postgresql://nobody@127.0.0.1:1/none",
         "DATS_RABBITMQ_URL": "amqp://nobody@127.0.0.1:1/",
-        "QDRANT_URL": "http://127.0.0.1:1",
-        "DATS_AUTH_MODE": "required",
-    }.items():
+    }
+    for name, value in {"QDRANT_URL": "http://127.0.0.1:1", "DATS_AUTH_MODE": "required"}.items():
         monkeypatch.setenv(name, value)
+    for name, value in secrets.items():
+        if from_files:
+            (tmp_path / name).write_text(value)
+            monkeypatch.setenv(f"{name}_FILE", str(tmp_path / name))
+        else:
+            monkeypatch.setenv(name, value)
     (artifact,) = names(1)
     async with open_fleet(load_settings(None, environ), environ=environ) as fleet, client_of(fleet) as client:
         await client.embed(text(artifact), {"artifact_id": artifact, "project_id": "proj-1"})

@@ -164,12 +164,20 @@ def test_a_reranker_of_ones_own_is_measured_beside_fusion(tmp_path: Path) -> Non
     modes = report["retrieval"]["made"]["modes"]
     assert {mode: figures["mrr_at_10"] for mode, figures in modes.items()} == {"hybrid": 0.5, "reranked": 1.0}
     assert modes["reranked"]["in_time"] == 1.0
+    assert report["config"] == "reranked.yaml"
     assert "| made | reranked | 1.000 | 1.000 | 1.000 |" in (tmp_path / "out" / "report.md").read_text()
 
 
-def test_an_evaluation_is_not_led_to_a_fleet_that_works(tmp_path: Path) -> None:
+def test_an_evaluation_neither_reaches_a_fleet_that_works_nor_lets_others_in(tmp_path: Path) -> None:
     config = tmp_path / "ours.yaml"
-    config.write_text("lightrag: {vector_store: {host: qdrant.example}}\nauth: {mode: required}\n")
+    ours = {
+        "sql": {"url": "postgresql+asyncpg://dats@db.example/dats"},
+        "events": {"rabbitmq": {"url": "amqp://dats@rabbitmq.example/"}},
+        "lightrag": {"vector_store": {"url": "https://qdrant.example:6333"}},
+        "auth": {"mode": "required"},
+        "server": {"host": "0.0.0.0"},
+    }
+    config.write_text(json.dumps(ours))
     ended = subprocess.run(
         command(made(tmp_path / "data"), tmp_path / "out", "--config", str(config)),
         env=bare_environment(),
@@ -178,7 +186,22 @@ def test_an_evaluation_is_not_led_to_a_fleet_that_works(tmp_path: Path) -> None:
         timeout=60,
     )
     assert ended.returncode == 78
-    assert "leave lightrag.vector_store.host, auth.mode out" in ended.stderr
+    assert "leave sql.url, events.rabbitmq, lightrag.vector_store, auth.mode, server.host out" in ended.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_a_service_refuses_of_the_settings_is_said(tmp_path: Path) -> None:
+    config = tmp_path / "ours.yaml"
+    config.write_text("lightrag: {embedding_model: nobody/has-this}\n")
+    ended = subprocess.run(
+        command(made(tmp_path / "data"), tmp_path / "out", "--config", str(config)),
+        env=bare_environment(),
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert ended.returncode == 78, ended.stderr
+    assert "nobody/has-this" in ended.stderr
 
 
 def test_what_cannot_be_read_stops_the_run_before_it_begins(tmp_path: Path) -> None:
