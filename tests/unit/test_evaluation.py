@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.cli import evaluating_search
 from services.evaluate.figures import (
     Bin,
     auroc,
@@ -113,3 +114,7 @@ def test_the_bars_are_as_high_as_the_figures_whatever_modes_a_set_has() -> None:
     heights = [float(each.get("height", "")) for each in bars]
     assert [height / heights[0] for height in heights] == [1.0, 0.5, 0.25]
     assert len({bars[1].get("fill"), bars[2].get("fill")}) == 1, "a mode has one colour"
+    modes = dict.fromkeys((*evaluating_search.MODES, evaluating_search.RERANKED), 0.5)
+    all_modes = ET.fromstring(ranking_svg({"one": modes}, title="all"))
+    fills = [each.get("fill") for each in all_modes if each.get("class") == "bar"]
+    assert len(set(fills)) == len(fills) == len(modes), "of its own"
