@@ -13,6 +13,7 @@ from services.cli.console import Bar, Voice
 from services.cli.scratch_fleet import PROJECT, Ingested
 from services.evaluate.figures import ndcg_at, percentile, recall_at, reciprocal_rank
 from services.evaluate.sets import RetrievalSet, Sought, sample
+from services.query.reranking import CERTAIN
 
 MODES = ("hybrid", "vector", "keyword")
 """In the order they are asked. Hybrid is first: what the service remembers of a question then helps the others only."""
@@ -36,13 +37,15 @@ class Found:
     Attributes:
         documents: ids, the one with the best chunk first; none if the service said that nothing relevant is there.
         latency_ms: as the caller sees it, HTTP included.
-        reranked: a cross-encoder had read them in time.
+        reranked: they are in a cross-encoder's order.
+        rerank_reason: why they are not although that was wanted.
     """
 
     sought: Sought
     documents: tuple[str, ...]
     latency_ms: float
     reranked: bool
+    rerank_reason: str | None
 
 
 def described(of_set: RetrievalSet, ingested: Ingested, *, most: int | None) -> dict[str, Any]:
@@ -79,8 +82,9 @@ async def ask_all(
     Raises: RAGError.
     """
     chosen = [*sample(of_set.judged, most), *sample(of_set.offcorpus, most)]
+    by_mode: dict[str, list[Found]] = {}
     for mode in modes:
-        found: list[Found] = []
+        found = by_mode.setdefault(mode, [])
         try:
             with voice.progress(f"{of_set.name}: questions asked, {mode}", len(chosen)) as bar:
                 await _ask_in(mode, client, chosen, domain=of_set.domain, into=found, bar=bar)
@@ -88,7 +92,7 @@ async def ask_all(
             if found:
                 into[mode] = {"complete": len(found) == len(chosen), **figures(found)}
             if found and mode == RERANKED:
-                into[mode]["in_time"] = _mean(float(each.reranked) for each in found if each.documents)
+                into[mode] |= reranking_figures(found, by_mode["hybrid"])
 
 
 async def _ask_in(
@@ -107,8 +111,27 @@ async def _ask_in(
         )
         latency_ms = (time.perf_counter() - started) * 1e3
         documents = tuple(dict.fromkeys(source.artifact_id for source in answer.sources))
-        into.append(Found(sought, documents, latency_ms, answer.reranked))
+        into.append(Found(sought, documents, latency_ms, answer.reranked, answer.rerank_reason))
         bar.set(len(into))
+
+
+def reranking_figures(found: Sequence[Found], fused: Sequence[Found]) -> dict[str, float | None]:
+    """What the reranker did, over what has documents, and its gain in nDCG@10 where it did anything.
+
+    Args:
+        fused: the same questions without it, and perhaps more of them.
+    """
+    shown = [(each, before) for each, before in zip(found, fused, strict=False) if each.documents]
+    read = [(each, before) for each, before in shown if each.reranked and each.sought.relevant]
+    return {
+        "reranked": _mean(float(each.reranked) for each, _ in shown),
+        "in_time": _mean(float(each.rerank_reason in (None, CERTAIN)) for each, _ in shown),
+        "ndcg_gain_where_reranked": _mean(_ndcg(each) - _ndcg(before) for each, before in read),
+    }
+
+
+def _ndcg(found: Found) -> float:
+    return ndcg_at(found.documents, found.sought.relevant, depth=RANK_DEPTH)
 
 
 def figures(found: Sequence[Found]) -> dict[str, Any]:
@@ -118,7 +141,7 @@ def figures(found: Sequence[Found]) -> dict[str, Any]:
     latencies = [each.latency_ms for each in found]
     return {
         "recall_at_5": _mean(recall_at(each.documents, each.sought.relevant, depth=RECALL_DEPTH) for each in judged),
-        "ndcg_at_10": _mean(ndcg_at(each.documents, each.sought.relevant, depth=RANK_DEPTH) for each in judged),
+        "ndcg_at_10": _mean(map(_ndcg, judged)),
         "mrr_at_10": _mean(reciprocal_rank(each.documents, each.sought.relevant, depth=RANK_DEPTH) for each in judged),
         "refused_judged": _mean(float(not each.documents) for each in judged),
         "refused_offcorpus": _mean(float(not each.documents) for each in offcorpus),
@@ -163,6 +186,9 @@ COLUMNS = (
 
 def _mode(mode: str, figures: Mapping[str, Any]) -> str:
     notes = [] if figures["complete"] else ["incomplete"]
+    if figures.get("reranked") not in (None, 1.0):
+        gain = figures["ndcg_gain_where_reranked"]
+        notes.append(f"{figures['reranked']:.1%}" + ("" if gain is None else f", there {gain:+.3f} nDCG@10"))
     if figures.get("in_time") not in (None, 1.0):
         notes.append(f"{figures['in_time']:.1%} in time")
     return f"{mode} ({', '.join(notes)})" if notes else mode

@@ -15,6 +15,7 @@ from dats_common.ports import Reranker
 from dats_common.records import Passage
 
 NO_RERANKER = "no reranker is set: see query.reranking"
+CERTAIN = "fusion is certain of the first source: see query.reranking.certain_lead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +26,15 @@ class RerankRules:
         max_pairs: passages that are read, the best of fusion; those behind them keep their order.
         weight: of the reranker against fusion, from 0 to 1; see `domain.fusion.blend`.
         deadline_s: for one question, all rounds of the engine together.
+        certain_lead: nothing is read where the second passage's fused score is less than the first's by more than this
+            share of it. 1: always read.
         domains: whether to rerank what does not ask for it, by the beginning of its domain; the longest counts.
     """
 
     max_pairs: int = 10
     weight: float = 0.7
     deadline_s: float = 0.5
+    certain_lead: float = 0.25
     domains: Mapping[str, bool] = field(default_factory=lambda: MappingProxyType({}))
 
     def reranks(self, domain: str | None) -> bool:
@@ -105,15 +109,19 @@ class Reranking:
         self._query = query
         self._turns = turns
         self._weight = rules.weight
+        self._certain_lead = rules.certain_lead
         self._left_s = rules.deadline_s
         self._deadline_s = rules.deadline_s
         self._relevance: dict[ChunkRef, float] = {}
 
     async def order(self, ranked: Sequence[R]) -> list[R]:
-        """The same hits, the first `max_pairs` anew; as they came once anything went wrong. Never raises."""
+        """The same hits, the first `max_pairs` anew; as they came if fusion is certain, or once anything went wrong.
+
+        Never raises.
+        """
         head, rest = ranked[: self.max_pairs], ranked[self.max_pairs :]
-        if self.reason is None:
-            await self._read([each.passage for each in head if each.passage.ref not in self._relevance])
+        if self.reason in (None, CERTAIN):  # another round has other passages
+            self.reason = CERTAIN if self._is_certain(head) else await self._read(head)
         if self.reason is not None:
             return list(ranked)
         scores = blend(
@@ -126,18 +134,24 @@ class Reranking:
         )
         return [*(each for _, each in anew), *rest]
 
-    async def _read(self, passages: Sequence[Passage]) -> None:
+    def _is_certain(self, head: Sequence[R]) -> bool:
+        return len(head) > 1 and head[0].score - head[1].score > self._certain_lead * head[0].score
+
+    async def _read(self, head: Sequence[R]) -> str | None:
+        """What was not read in an earlier round. Returns why that did not come about, or None."""
+        passages = [each.passage for each in head if each.passage.ref not in self._relevance]
         if self._turns is None or not passages:
-            return
+            return None
         loop = asyncio.get_running_loop()
         until = loop.time() + self._left_s
         try:
             async with asyncio.timeout_at(until):
                 found = await self._turns.rerank(self._query, [passage.text for passage in passages], until=until)
         except TimeoutError:
-            self.reason = f"the reranker was not done within {round(self._deadline_s * 1e3)} ms"
+            return f"the reranker was not done within {round(self._deadline_s * 1e3)} ms"
         except Unavailable as error:
-            self.reason = str(error)
-        else:
-            self._relevance.update(zip((passage.ref for passage in passages), found, strict=True))
-        self._left_s = until - loop.time()
+            return str(error)
+        finally:
+            self._left_s = until - loop.time()
+        self._relevance.update(zip((passage.ref for passage in passages), found, strict=True))
+        return None

@@ -279,6 +279,7 @@ def rerank_rules(settings: Settings) -> RerankRules:
         max_pairs=chosen.max_pairs,
         weight=chosen.weight,
         deadline_s=chosen.deadline_ms / 1e3,
+        certain_lead=chosen.certain_lead,
         domains=chosen.domains,
     )
 

@@ -24,7 +24,7 @@ from dats_common.settings.sections import Reranking as Chosen
 from dats_common.telemetry.replica_metrics import QueryMetrics
 from dats_common.telemetry.reranking import MeasuredReranker
 from services.query.engine import Hit
-from services.query.reranking import NO_RERANKER, Reranking, RerankRules, RerankTurns
+from services.query.reranking import CERTAIN, NO_RERANKER, Reranking, RerankRules, RerankTurns
 from services.query.wiring import open_reranker, rerank_rules
 
 QUESTION = "a report with totals"
@@ -91,7 +91,8 @@ def told(answer: Any) -> tuple[bool, str | None]:
 @asynccontextmanager
 async def replica(rig: Rig, reranker: Ranks, **rules: Any) -> AsyncIterator[httpx.AsyncClient]:
     rig.reranker = reranker
-    rig.rerank = RerankRules(**{"domains": {"": True}, "weight": 1.0, "deadline_s": PATIENT_S, **rules})
+    usual = {"domains": {"": True}, "weight": 1.0, "deadline_s": PATIENT_S, "certain_lead": 1.0}
+    rig.rerank = RerankRules(**{**usual, **rules})
     async with rig.replica() as client:
         yield client
 
@@ -146,11 +147,12 @@ async def test_fusion_has_its_share_in_the_order(shelf: Rig) -> None:
     assert orders[1] not in (NAMES, NAMES[::-1])
 
 
-async def test_equals_are_ordered_by_similarity_and_then_by_source_id() -> None:
-    def hit(artifact: str, *, score: float, similarity: float, generation: int) -> Hit:
-        ref = ChunkRef(ArtifactKey("default", artifact), generation, 0)
-        return Hit(Passage(ref, artifact, 1, SourceMetadata("p"), 1), score, similarity, True, True)
+def hit(artifact: str, *, score: float, similarity: float = 0.5, generation: int = 1) -> Hit:
+    ref = ChunkRef(ArtifactKey("default", artifact), generation, 0)
+    return Hit(Passage(ref, artifact, 1, SourceMetadata("p"), 1), score, similarity, True, True)
 
+
+async def test_equals_are_ordered_by_similarity_and_then_by_source_id() -> None:
     hits = [
         hit("worded", score=0.9, similarity=0.3, generation=1),
         *(hit(f"twin-{number}", score=0.8, similarity=0.6, generation=9 - number) for number in range(5)),
@@ -203,6 +205,46 @@ async def test_what_holds_a_name_of_code_stays_first(rig: Rig) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- when
+
+
+@pytest.mark.parametrize(("certain_lead", "reads"), [(0.25, True), (0.24, False), (1.0, True)])
+async def test_nothing_is_read_where_fusion_is_certain(certain_lead: float, reads: bool) -> None:
+    reranker = Ranks(lambda passage: float(passage == "second"))
+    rules = RerankRules(weight=1.0, certain_lead=certain_lead)
+    reranking = Reranking("q", turns=RerankTurns(reranker), rules=rules)
+    order = await reranking.order([hit("first", score=2.0), hit("second", score=1.5), hit("third", score=0.0)])
+    assert order[0].passage.text == ("second" if reads else "first")
+    assert (len(reranker.read), reranking.reason) == ((1, None) if reads else (0, CERTAIN))
+
+
+async def test_another_round_is_read_where_fusion_is_no_longer_certain() -> None:
+    """The first passage was withdrawn between two looks at the ledger."""
+    reranker = Ranks(lambda passage: float(passage == "third"))
+    reranking = Reranking("q", turns=RerankTurns(reranker), rules=RerankRules(weight=1.0, certain_lead=0.2))
+    hits = [hit("first", score=0.9), hit("second", score=0.5), hit("third", score=0.5)]
+    assert await reranking.order(hits) == hits
+    assert reranking.reason == CERTAIN
+    assert await reranking.order(hits[1:]) == [hits[2], hits[1]]
+    assert reranking.reason is None
+
+
+async def test_a_reranker_that_failed_is_not_forgotten_where_fusion_is_certain_later() -> None:
+    reranker = Ranks(position)
+    reranker.error = RerankerUnavailable("gone")
+    reranking = Reranking("q", turns=RerankTurns(reranker), rules=RerankRules(certain_lead=0.2))
+    hits = [hit("first", score=0.9), hit("second", score=0.5), hit("third", score=0.5)]
+    await reranking.order(hits[1:])
+    await reranking.order(hits)
+    assert reranking.reason == "gone"
+
+
+async def test_the_caller_is_told_that_fusion_was_certain(shelf: Rig) -> None:
+    reranker = Ranks(position)
+    async with replica(shelf, reranker, certain_lead=0.0) as client:
+        answer = await ask(client, rerank=True)
+    assert shown(answer) == NAMES
+    assert told(answer) == (False, CERTAIN)
+    assert reranker.read == []
 
 
 @pytest.mark.parametrize(
@@ -361,9 +403,13 @@ async def test_the_settings_name_the_reranker_and_a_wrong_one_does_not_stop_the_
     shelf: Rig, tmp_path: Path
 ) -> None:
     def set_to(model: Path) -> Settings:
-        return Settings(query=Query(reranking=Chosen(enabled=True, model=str(model), max_pairs=7, deadline_ms=250)))
+        return Settings(
+            query=Query(
+                reranking=Chosen(enabled=True, model=str(model), max_pairs=7, deadline_ms=250, certain_lead=0.5)
+            )
+        )
 
-    assert rerank_rules(set_to(tmp_path)) == RerankRules(7, 0.7, 0.25, {"docs": True})
+    assert rerank_rules(set_to(tmp_path)) == RerankRules(7, 0.7, 0.25, 0.5, {"docs": True})
     metrics = QueryMetrics()
     async with open_reranker(Settings(), metrics) as nothing:
         assert nothing is None

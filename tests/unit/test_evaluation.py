@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.cli import evaluating_search
+from services.cli.evaluating_search import Found
 from services.evaluate.figures import (
     Bin,
     auroc,
@@ -22,7 +23,8 @@ from services.evaluate.figures import (
     reliability,
 )
 from services.evaluate.picture import ranking_svg, reliability_svg
-from services.evaluate.sets import sample
+from services.evaluate.sets import Sought, sample
+from services.query.reranking import CERTAIN
 
 scores = st.lists(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]), min_size=1, max_size=12)
 
@@ -118,3 +120,26 @@ def test_the_bars_are_as_high_as_the_figures_whatever_modes_a_set_has() -> None:
     all_modes = ET.fromstring(ranking_svg({"one": modes}, title="all"))
     fills = [each.get("fill") for each in all_modes if each.get("class") == "bar"]
     assert len(set(fills)) == len(fills) == len(modes), "of its own"
+
+
+def test_what_a_reranker_gained_is_told_of_the_questions_that_it_read() -> None:
+    def found(first: str, *, reranked: bool = False, reason: str | None = None) -> Found:
+        documents = tuple(sorted("ab", key=lambda each: each != first)) if first else ()
+        return Found(Sought("q", {"a": 1.0}), documents, 1.0, reranked, reason)
+
+    fused = [found("b"), found("a"), found("b"), found("a"), found("b")]
+    after = [
+        found("a", reranked=True),
+        found("a", reranked=True),
+        found("b", reason=CERTAIN),
+        found("a", reason="the reranker was not done within 500 ms"),
+    ]
+    gained = (1 - 1 / math.log2(3)) / 2
+    figures = evaluating_search.reranking_figures(after, fused)
+    assert figures == {"reranked": 0.5, "in_time": 0.75, "ndcg_gain_where_reranked": pytest.approx(gained, abs=1e-4)}
+    rest = dict.fromkeys(
+        ("recall_at_5", "ndcg_at_10", "mrr_at_10", "refused_judged", "refused_offcorpus", "latency_p50_ms"), 0.5
+    )
+    row = {"complete": True, "latency_p95_ms": 1.0, **rest, **figures}
+    ((_, mode, *_),) = evaluating_search.rows({"made": {"modes": {"reranked": row}}})
+    assert mode == "reranked (50.0%, there +0.184 nDCG@10, 75.0% in time)"
