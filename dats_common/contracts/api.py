@@ -146,7 +146,10 @@ class QueryRequest(Request):
     top_k: Annotated[int, Field(ge=1, le=100)] = DEFAULT_TOP_K
     rerank: Annotated[
         bool | None,
-        Field(description="order by a cross-encoder; null: as query.reranking.domains has it for the domain"),
+        Field(
+            description="order by a cross-encoder where fusion is not certain; null: as query.reranking.domains has it "
+            "for the domain"
+        ),
     ] = None
 
     @field_validator("query")

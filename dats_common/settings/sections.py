@@ -234,9 +234,9 @@ class Reranking(Section):
         500, description="longest wait for it; then the answer keeps the order of fusion, and says so"
     )
     certain_lead: Ratio = Field(
-        0.25,
-        description="it reads nothing where the second passage's fused score is less than the first's by more than "
-        "this share of it: fusion is certain; 1: it always reads",
+        0.3,
+        description="it reads nothing where both legs have the same first passage, or the others' fused scores are "
+        "less than the first's by more than this share of it; 1: it always reads",
     )
     batch_size: Annotated[int, Field(ge=1, le=256)] = Field(8, description="pairs that run together; then others' turn")
     threads: Annotated[int, Field(ge=0, le=1024)] = Field(0, description="its CPU threads on OpenVINO; 0: all cores")

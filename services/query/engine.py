@@ -70,13 +70,14 @@ class Hit:
     Attributes:
         score: fused score: orders where nothing was reranked, means nothing by itself.
         similarity: cosine to the question, in [0, 1]; whatever ordered the hits.
+        sparse_score: the keyword leg's own; None where that missed it.
     """
 
     passage: Passage
     score: float
     similarity: float
     from_dense: bool
-    from_sparse: bool
+    sparse_score: float | None
 
     @property
     def document_id(self) -> str:
@@ -188,8 +189,7 @@ def _is_relevant(item: Candidate, passage: Passage, asked: _Asked, *, least: flo
 
 
 def _hit(item: Candidate, passage: Passage, score: float) -> Hit:
-    from_dense, from_sparse = item.dense_rank is not None, item.sparse_rank is not None
-    return Hit(passage, score, item.similarity, from_dense, from_sparse)
+    return Hit(passage, score, item.similarity, item.dense_rank is not None, item.sparse_score)
 
 
 class Retrieval(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -26,15 +27,15 @@ class RerankRules:
         max_pairs: passages that are read, the best of fusion; those behind them keep their order.
         weight: of the reranker against fusion, from 0 to 1; see `domain.fusion.blend`.
         deadline_s: for one question, all rounds of the engine together.
-        certain_lead: nothing is read where the second passage's fused score is less than the first's by more than this
-            share of it. 1: always read.
+        certain_lead: nothing is read where both legs have the same first passage, or where every other's fused score
+            is less than the first's by more than this share of it. 1: always read.
         domains: whether to rerank what does not ask for it, by the beginning of its domain; the longest counts.
     """
 
     max_pairs: int = 10
     weight: float = 0.7
     deadline_s: float = 0.5
-    certain_lead: float = 0.25
+    certain_lead: float = 0.3
     domains: Mapping[str, bool] = field(default_factory=lambda: MappingProxyType({}))
 
     def reranks(self, domain: str | None) -> bool:
@@ -57,6 +58,10 @@ class Rankable(Protocol):
     @property
     def similarity(self) -> float:
         """Cosine to the query: breaks ties."""
+
+    @property
+    def sparse_score(self) -> float | None:
+        """Of the keyword leg; None where that missed it."""
 
 
 R = TypeVar("R", bound=Rankable)
@@ -121,7 +126,7 @@ class Reranking:
         """
         head, rest = ranked[: self.max_pairs], ranked[self.max_pairs :]
         if self.reason in (None, CERTAIN):  # another round has other passages
-            self.reason = CERTAIN if self._is_certain(head) else await self._read(head)
+            self.reason = CERTAIN if self._is_certain(ranked) else await self._read(head)
         if self.reason is not None:
             return list(ranked)
         scores = blend(
@@ -134,8 +139,17 @@ class Reranking:
         )
         return [*(each for _, each in anew), *rest]
 
-    def _is_certain(self, head: Sequence[R]) -> bool:
-        return len(head) > 1 and head[0].score - head[1].score > self._certain_lead * head[0].score
+    def _is_certain(self, ranked: Sequence[R]) -> bool:
+        if len(ranked) < 2 or self._certain_lead == 1:
+            return False
+        # By scores, not by ranks: which of two equals an index puts first is its own affair.
+        first, others = ranked[0], ranked[1:]
+        if first.sparse_score is not None:
+            words = max((each.sparse_score for each in others if each.sparse_score is not None), default=-math.inf)
+            if first.sparse_score >= words and first.similarity >= max(each.similarity for each in others):
+                return True
+        # Not of the second alone: what holds a name that was asked for stands before what fusion had first.
+        return max(each.score for each in others) < (1 - self._certain_lead) * first.score
 
     async def _read(self, head: Sequence[R]) -> str | None:
         """What was not read in an earlier round. Returns why that did not come about, or None."""

@@ -129,7 +129,7 @@ def _source(hit: Hit) -> SourceReference:
 def _query_metadata(found: Retrieved, *, latency_ms: float) -> dict[str, Any]:
     metadata: dict[str, Any] = {
         "vector_results": sum(hit.from_dense for hit in found.hits),
-        "keyword_results": sum(hit.from_sparse for hit in found.hits),
+        "keyword_results": sum(hit.sparse_score is not None for hit in found.hits),
         "latency_ms": round(latency_ms, 3),
         "stages_ms": dict(found.timings_ms),
     }

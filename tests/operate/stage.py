@@ -35,6 +35,7 @@ query:
     model: {reranker}
     threads: 1
     deadline_ms: 2000
+    certain_lead: 1
     domains: {{docs: true}}
 """
 

@@ -147,9 +147,11 @@ async def test_fusion_has_its_share_in_the_order(shelf: Rig) -> None:
     assert orders[1] not in (NAMES, NAMES[::-1])
 
 
-def hit(artifact: str, *, score: float, similarity: float = 0.5, generation: int = 1) -> Hit:
+def hit(
+    artifact: str, *, score: float, similarity: float = 0.5, words: float | None = None, generation: int = 1
+) -> Hit:
     ref = ChunkRef(ArtifactKey("default", artifact), generation, 0)
-    return Hit(Passage(ref, artifact, 1, SourceMetadata("p"), 1), score, similarity, True, True)
+    return Hit(Passage(ref, artifact, 1, SourceMetadata("p"), 1), score, similarity, True, words)
 
 
 async def test_equals_are_ordered_by_similarity_and_then_by_source_id() -> None:
@@ -158,7 +160,7 @@ async def test_equals_are_ordered_by_similarity_and_then_by_source_id() -> None:
         *(hit(f"twin-{number}", score=0.8, similarity=0.6, generation=9 - number) for number in range(5)),
         hit("close", score=0.1, similarity=0.7, generation=2),
     ]
-    rules = RerankRules(weight=1.0)
+    rules = RerankRules(weight=1.0, certain_lead=1.0)
     orders = []
     for given in (hits, hits[::-1]):
         reranking = Reranking("q", turns=RerankTurns(Ranks(lambda _: 0.5)), rules=rules)
@@ -207,14 +209,61 @@ async def test_what_holds_a_name_of_code_stays_first(rig: Rig) -> None:
 # --------------------------------------------------------------------------------------------------------------- when
 
 
-@pytest.mark.parametrize(("certain_lead", "reads"), [(0.25, True), (0.24, False), (1.0, True)])
-async def test_nothing_is_read_where_fusion_is_certain(certain_lead: float, reads: bool) -> None:
-    reranker = Ranks(lambda passage: float(passage == "second"))
-    rules = RerankRules(weight=1.0, certain_lead=certain_lead)
-    reranking = Reranking("q", turns=RerankTurns(reranker), rules=rules)
-    order = await reranking.order([hit("first", score=2.0), hit("second", score=1.5), hit("third", score=0.0)])
-    assert order[0].passage.text == ("second" if reads else "first")
-    assert (len(reranker.read), reranking.reason) == ((1, None) if reads else (0, CERTAIN))
+async def read(hits: Sequence[Hit], **rules: float) -> bool:
+    """Whether the passages are read; the last is what a reranker wants first."""
+    reranker = Ranks(lambda passage: float(passage == hits[-1].passage.text))
+    reranking = Reranking("q", turns=RerankTurns(reranker), rules=RerankRules(weight=1.0, **rules))
+    order = await reranking.order(hits)
+    assert (reranking.reason, len(reranker.read)) in ((None, 1), (CERTAIN, 0))
+    assert order[0] == (hits[0] if reranking.reason else hits[-1])
+    return reranking.reason is None
+
+
+@pytest.mark.parametrize(("certain_lead", "reads"), [(0.25, True), (0.24, False), (0.0, False), (1.0, True)])
+async def test_nothing_is_read_where_the_first_is_far_ahead(certain_lead: float, reads: bool) -> None:
+    hits = [hit("first", score=2.0), hit("second", score=1.5), hit("third", score=0.0)]
+    assert await read(hits, certain_lead=certain_lead) is reads
+
+
+@pytest.mark.parametrize(
+    ("similarity", "words", "reads"),
+    [
+        (0.8, 5.0, False),
+        (0.7, 4.0, False),
+        (0.69, 5.0, True),
+        (0.8, 3.9, True),
+        (0.8, None, True),
+    ],
+    ids=["first-of-both", "as-good-in-both", "less-similar", "fewer-words", "missed-by-keywords"],
+)
+async def test_nothing_is_read_where_both_legs_have_the_same_first(
+    similarity: float, words: float | None, reads: bool
+) -> None:
+    hits = [
+        hit("first", score=0.9, similarity=similarity, words=words),
+        hit("second", score=0.89, similarity=0.7, words=None),
+        hit("third", score=0.88, similarity=0.6, words=4.0),
+    ]
+    assert await read(hits) is reads
+    assert await read(hits, certain_lead=1.0)
+
+
+async def test_a_name_of_code_that_comes_first_is_no_sign_of_certainty() -> None:
+    """The chunks that hold it stand before what fusion has first."""
+    hits = [hit("named", score=0.3), hit("named-too", score=0.1), hit("fused", score=0.9)]
+    assert await read(hits)
+
+
+async def test_one_passage_is_no_lead() -> None:
+    assert await read([hit("alone", score=0.9, words=1.0)])
+
+
+async def test_the_legs_agree_through_the_engine(shelf: Rig) -> None:
+    """Apples alone have the words of this question, and are the most similar to it."""
+    reranker = Ranks(position)
+    async with replica(shelf, reranker, certain_lead=0.999) as client:
+        agreed = await ask(client, query=text("apples", 0), rerank=True)
+        assert (shown(agreed)[0], told(agreed), reranker.read) == ("apples", (False, CERTAIN), [])
 
 
 async def test_another_round_is_read_where_fusion_is_no_longer_certain() -> None:
@@ -332,7 +381,7 @@ async def test_dashboards_see_each_outcome_and_the_log_each_change_once(shelf: R
     def count(outcome: str) -> float | None:
         return metrics.registry.get_sample_value("rag_rerank_latency_seconds_count", {"outcome": outcome})
 
-    shelf.rerank = RerankRules(domains={"": True}, deadline_s=1.0)
+    shelf.rerank = RerankRules(domains={"": True}, deadline_s=1.0, certain_lead=1.0)
     shelf.reranker = MeasuredReranker(inner, metrics)
     async with shelf.replica() as client:
         with capture_logs() as logged:
@@ -416,7 +465,7 @@ async def test_the_settings_name_the_reranker_and_a_wrong_one_does_not_stop_the_
     folder = tmp_path / "model"
     folder.mkdir()
     save_cross_encoder(folder, labels=("relevance",), liked="night")
-    shelf.rerank = RerankRules(deadline_s=PATIENT_S)
+    shelf.rerank = RerankRules(deadline_s=PATIENT_S, certain_lead=1.0)
     async with open_reranker(set_to(folder), metrics) as shelf.reranker, shelf.replica() as client:
 
         async def ready() -> bool:
@@ -434,7 +483,7 @@ async def test_the_settings_name_the_reranker_and_a_wrong_one_does_not_stop_the_
 
 
 async def test_the_twin_serves_as_a_reranker(shelf: Rig) -> None:
-    shelf.reranker, shelf.rerank = MemoryReranker(), RerankRules(deadline_s=PATIENT_S)
+    shelf.reranker, shelf.rerank = MemoryReranker(), RerankRules(deadline_s=PATIENT_S, certain_lead=1.0)
     async with shelf.replica() as client:
         answer = await ask(client, query="figs and eggs", rerank=True, top_k=1)
     assert told(answer) == (True, None)

@@ -81,7 +81,10 @@ async def asked(client: httpx.AsyncClient, **more: Any) -> float:
 
 async def test_a_reranker_is_a_step_of_the_query_and_its_latency_names_the_trace(rig: Rig, collector: Receiver) -> None:
     async with tracing_to(collector.url) as tracing:
-        rig.reranker, rig.rerank = TracedReranker(MemoryReranker(), tracing), RerankRules(deadline_s=30.0)
+        rig.reranker, rig.rerank = (
+            TracedReranker(MemoryReranker(), tracing),
+            RerankRules(deadline_s=30.0, certain_lead=1.0),
+        )
         async with traced_replica(rig, tracing) as client:
             await asked(client, rerank=True)
             shown = await client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})

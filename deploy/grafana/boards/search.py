@@ -139,7 +139,7 @@ SEARCH = Board(
                 ),
                 Panel(
                     "Reranked searches",
-                    "Searches by what came of their reranking.",
+                    "Searches by what came of their reranking; where fusion is certain there is none.",
                     [rate("rag_rerank_latency_seconds_count", by="outcome")],
                     unit="reqps",
                     stacked=True,
