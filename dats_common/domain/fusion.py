@@ -101,23 +101,38 @@ def by_score(candidates: Sequence[Found], *, weights: LegWeights) -> list[float]
     ]
 
 
-def blend(relevance: Sequence[float], fused: Sequence[float], *, weight: float) -> list[float]:
-    """A score for each reranked chunk: what the reranker says, and what the legs said before it.
+def blend(
+    relevance: Sequence[float],
+    fused: Sequence[float],
+    *,
+    weight: float,
+    nearest: Sequence[float] = (),
+    nearest_weight: float = 0.0,
+) -> list[float]:
+    """A score for each reranked chunk: what the reranker says, what the legs said before it, and its nearest part.
 
-    Both are scaled from their least (0) to their greatest (1). A reranker's probabilities crowd at 0 and at 1; their
+    All are scaled from their least (0) to their greatest (1). A reranker's probabilities crowd at 0 and at 1; their
     log-odds keep the distances by which it was trained.
 
     Args:
         relevance: the reranker's, in [0, 1].
         fused: the scores of `fuse` for the same chunks.
-        weight: share of the relevance, from 0 to 1: at 1 the reranker alone decides.
+        weight: share of the relevance against the fused score, from 0 to 1.
+        nearest: cosines of the same chunks' nearest parts; needed where they have a weight.
+        nearest_weight: their share, from 0 to 1; relevance and fused score divide the rest.
     """
     odds = [_log_odds(each) for each in relevance]
-    by_relevance, by_fusion = _Scale.of(odds), _Scale.of(fused)
-    return [
-        weight * by_relevance.place(one) + (1 - weight) * by_fusion.place(other)
-        for one, other in zip(odds, fused, strict=True)
-    ]
+    views = (
+        ((1 - nearest_weight) * weight, odds),
+        ((1 - nearest_weight) * (1 - weight), fused),
+        (nearest_weight, nearest),
+    )
+    scores = [0.0] * len(odds)
+    for share, values in views:
+        if share:
+            scale = _Scale.of(values)
+            scores = [score + share * scale.place(value) for score, value in zip(scores, values, strict=True)]
+    return scores
 
 
 def _log_odds(probability: float) -> float:

@@ -229,9 +229,14 @@ class Reranking(Section):
         "nothing is downloaded",
     )
     max_pairs: Annotated[int, Field(ge=1, le=200)] = Field(10, description="passages that it reads for one query")
-    weight: Ratio = Field(0.7, description="its share in the order, the rest is fusion's; 1: it alone decides")
+    weight: Ratio = Field(0.7, description="its share in the order, the rest is fusion's; 1: without fusion")
+    parts_weight: Ratio = Field(
+        0.25,
+        description="share of the part of each passage that the embedding model finds nearest to the question, beside "
+        "cross-encoder and fusion, which divide what is left; 0: no parts are encoded",
+    )
     deadline_ms: Annotated[int, Field(ge=1, le=60_000)] = Field(
-        500, description="longest wait for it; then the answer keeps the order of fusion, and says so"
+        1000, description="longest wait for it; then the answer keeps the order of fusion, and says so"
     )
     certain_lead: Ratio = Field(
         0.3,

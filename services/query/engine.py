@@ -18,6 +18,7 @@ from dats_common.domain.model import ChunkRef, SparseVector
 from dats_common.domain.wording import without_language
 from dats_common.ports import Encoder, Guard, Index, Leg, Reranker
 from dats_common.records import Candidate, Passage, SearchFilter
+from services.query.nearest_parts import NearestParts
 from services.query.query_vectors import QueryVectors
 from services.query.reranking import Reranking, RerankRules, RerankTurns
 
@@ -236,7 +237,7 @@ class QueryEngine:
         watch = _Stopwatch()
         asked = await self._encode(question)
         watch.lap("encode")
-        reranking = self._reranking(question)
+        reranking = self._reranking(question, asked)
         wanted = max(question.top_k, reranking.max_pairs if reranking else 0)
         limit = min(_MOST_CANDIDATES, max(self._least_candidates, int(wanted * _OVER_FETCH)))
         replaced: frozenset[ChunkRef] = frozenset()
@@ -286,14 +287,15 @@ class QueryEngine:
             rerank_reason=reranking.reason if reranking else None,
         )
 
-    def _reranking(self, question: Question) -> Reranking | None:
+    def _reranking(self, question: Question, asked: _Asked) -> Reranking | None:
         """None: the order of fusion is what is wanted."""
         unasked = (
             self.reranker is not None and question.mode == "hybrid" and self._rerank.reranks(question.where.domain)
         )
         if not (unasked if question.rerank is None else question.rerank):
             return None
-        return Reranking(question.text, turns=self._turns, rules=self._rerank)
+        parts = NearestParts(self._encoder, asked.dense)
+        return Reranking(question.text, turns=self._turns, rules=self._rerank, parts=parts)
 
     async def _encode(self, question: Question) -> _Asked:
         told = without_language(question.text, domain=question.where.domain)

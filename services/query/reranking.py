@@ -14,6 +14,7 @@ from dats_common.domain.model import ChunkRef
 from dats_common.errors import Overloaded, Unavailable
 from dats_common.ports import Reranker
 from dats_common.records import Passage
+from services.query.nearest_parts import NearestParts
 
 NO_RERANKER = "no reranker is set: see query.reranking"
 CERTAIN = "fusion is certain of the first source: see query.reranking.certain_lead"
@@ -26,6 +27,7 @@ class RerankRules:
     Attributes:
         max_pairs: passages that are read, the best of fusion; those behind them keep their order.
         weight: of the reranker against fusion, from 0 to 1; see `domain.fusion.blend`.
+        parts_weight: share of each passage's nearest part beside those two; 0: no parts are looked at.
         deadline_s: for one question, all rounds of the engine together.
         certain_lead: nothing is read where both legs have the same first passage, or where every other's fused score
             is less than the first's by more than this share of it. 1: always read.
@@ -34,7 +36,8 @@ class RerankRules:
 
     max_pairs: int = 10
     weight: float = 0.7
-    deadline_s: float = 0.5
+    parts_weight: float = 0.25
+    deadline_s: float = 1.0
     certain_lead: float = 0.3
     domains: Mapping[str, bool] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -107,17 +110,26 @@ class RerankTurns:
 class Reranking:
     """The reranking of one question over all rounds of the engine: no passage is read twice."""
 
-    def __init__(self, query: str, *, turns: RerankTurns | None, rules: RerankRules) -> None:
+    def __init__(
+        self, query: str, *, turns: RerankTurns | None, rules: RerankRules, parts: NearestParts | None = None
+    ) -> None:
+        """Begin with nothing read.
+
+        Args:
+            parts: of this question; None: they do not count, whatever the rules say.
+        """
         self.max_pairs = rules.max_pairs if turns else 0
         self.reason = None if turns else NO_RERANKER
         """Why the order is still that of fusion; None: it is not."""
         self._query = query
         self._turns = turns
+        self._parts = parts if rules.parts_weight else None
         self._weight = rules.weight
+        self._parts_weight = rules.parts_weight if parts else 0.0
         self._certain_lead = rules.certain_lead
         self._left_s = rules.deadline_s
         self._deadline_s = rules.deadline_s
-        self._relevance: dict[ChunkRef, float] = {}
+        self._known: dict[ChunkRef, tuple[float, float]] = {}
 
     async def order(self, ranked: Sequence[R]) -> list[R]:
         """The same hits, the first `max_pairs` anew; as they came if fusion is certain, or once anything went wrong.
@@ -129,8 +141,13 @@ class Reranking:
             self.reason = CERTAIN if self._is_certain(ranked) else await self._read(head)
         if self.reason is not None:
             return list(ranked)
+        known = [self._known[each.passage.ref] for each in head]
         scores = blend(
-            [self._relevance[each.passage.ref] for each in head], [each.score for each in head], weight=self._weight
+            [relevance for relevance, _ in known],
+            [each.score for each in head],
+            weight=self._weight,
+            nearest=[nearest for _, nearest in known],
+            nearest_weight=self._parts_weight,
         )
         # Ties as in fusion: never by a generation or a point id, which re-embedding changes.
         anew = sorted(
@@ -153,19 +170,36 @@ class Reranking:
 
     async def _read(self, head: Sequence[R]) -> str | None:
         """What was not read in an earlier round. Returns why that did not come about, or None."""
-        passages = [each.passage for each in head if each.passage.ref not in self._relevance]
+        passages = [each.passage for each in head if each.passage.ref not in self._known]
         if self._turns is None or not passages:
             return None
         loop = asyncio.get_running_loop()
         until = loop.time() + self._left_s
         try:
             async with asyncio.timeout_at(until):
-                found = await self._turns.rerank(self._query, [passage.text for passage in passages], until=until)
+                found = await self._look_at(passages, self._turns, until=until)
         except TimeoutError:
             return f"the reranker was not done within {round(self._deadline_s * 1e3)} ms"
         except Unavailable as error:
             return str(error)
         finally:
             self._left_s = until - loop.time()
-        self._relevance.update(zip((passage.ref for passage in passages), found, strict=True))
+        self._known.update(zip((passage.ref for passage in passages), found, strict=True))
         return None
+
+    async def _look_at(
+        self, passages: Sequence[Passage], turns: RerankTurns, *, until: float
+    ) -> list[tuple[float, float]]:
+        """The relevance of each passage and the cosine of its nearest part. Raises: Unavailable."""
+        texts = [passage.text for passage in passages]
+        if self._parts is None:
+            return [(each, 0.0) for each in await turns.rerank(self._query, texts, until=until)]
+        try:
+            async with asyncio.TaskGroup() as group:  # where there are cores for it, the one costs no time
+                relevance = group.create_task(turns.rerank(self._query, texts, until=until), name="rerank")
+                nearest = group.create_task(self._parts.of(passages), name="nearest-parts")
+        except* Unavailable as errors:
+            failure = errors.exceptions[0]
+        else:
+            return list(zip(relevance.result(), nearest.result(), strict=True))
+        raise failure

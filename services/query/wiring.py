@@ -278,6 +278,7 @@ def rerank_rules(settings: Settings) -> RerankRules:
     return RerankRules(
         max_pairs=chosen.max_pairs,
         weight=chosen.weight,
+        parts_weight=chosen.parts_weight,
         deadline_s=chosen.deadline_ms / 1e3,
         certain_lead=chosen.certain_lead,
         domains=chosen.domains,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
+import numpy.typing as npt
 import pytest
 from rig import Rig, Switch, eventually
 from structlog.testing import capture_logs
@@ -16,7 +19,8 @@ from tiny_cross_encoder import save_cross_encoder
 
 from dats_common.adapters.memory_reranker import MemoryReranker
 from dats_common.domain.model import ArtifactKey, ChunkRef, SourceMetadata
-from dats_common.errors import Overloaded, RerankerUnavailable
+from dats_common.domain.parts import PART_TOKENS
+from dats_common.errors import EncoderUnavailable, Overloaded, RerankerUnavailable
 from dats_common.records import Passage
 from dats_common.settings import Settings
 from dats_common.settings.sections import Query
@@ -24,6 +28,7 @@ from dats_common.settings.sections import Reranking as Chosen
 from dats_common.telemetry.replica_metrics import QueryMetrics
 from dats_common.telemetry.reranking import MeasuredReranker
 from services.query.engine import Hit
+from services.query.nearest_parts import NearestParts
 from services.query.reranking import CERTAIN, NO_RERANKER, Reranking, RerankRules, RerankTurns
 from services.query.wiring import open_reranker, rerank_rules
 
@@ -91,7 +96,7 @@ def told(answer: Any) -> tuple[bool, str | None]:
 @asynccontextmanager
 async def replica(rig: Rig, reranker: Ranks, **rules: Any) -> AsyncIterator[httpx.AsyncClient]:
     rig.reranker = reranker
-    usual = {"domains": {"": True}, "weight": 1.0, "deadline_s": PATIENT_S, "certain_lead": 1.0}
+    usual = {"domains": {"": True}, "weight": 1.0, "parts_weight": 0.0, "deadline_s": PATIENT_S, "certain_lead": 1.0}
     rig.rerank = RerankRules(**{**usual, **rules})
     async with rig.replica() as client:
         yield client
@@ -203,6 +208,95 @@ async def test_what_holds_a_name_of_code_stays_first(rig: Rig) -> None:
     async with replica(rig, reranker) as client:
         answer = await ask(client, query="where is get_user_id?")
     assert shown(answer) == ["get_user_id", "get_user_ids"]
+    assert told(answer) == (True, None)
+
+
+# ------------------------------------------------------------------------------------------------------ nearest part
+
+LONG = "Hedges are cut in spring before the birds come back to nest in them. " * 12
+
+
+class Marks:
+    """An encoder of two dimensions: a text is near to what is asked if it is short and holds the word `answer`."""
+
+    model = backend = "marks"
+    dimension, max_tokens = 2, 4096
+
+    def __init__(self, *, error: Exception | None = None) -> None:
+        self.error = error
+        self.read: list[str] = []
+
+    async def encode(self, texts: Sequence[str], *, kind: str) -> npt.NDArray[np.float32]:
+        if self.error:
+            raise self.error
+        assert kind == "document", "what others ask goes first"
+        self.read += texts
+        shares = [each.count("answer") * 8 / len(each) for each in texts]
+        return np.array([(share, (1 - share**2) ** 0.5) for share in shares], np.float32)
+
+    def token_spans(self, text: str) -> list[tuple[int, int]]:
+        return [found.span() for found in re.finditer(r"\w+", text)]
+
+
+def passages(*texts: str, title: str = "") -> list[Hit]:
+    return [
+        Hit(
+            Passage(ChunkRef(ArtifactKey("default", each[:20]), 1, 0), each, 1, SourceMetadata("p", title=title), 1),
+            1.0,
+            0.5,
+            True,
+            None,
+        )
+        for each in texts
+    ]
+
+
+def looking(encoder: Marks, **rules: float) -> Reranking:
+    return Reranking(
+        "q",
+        turns=RerankTurns(Ranks(lambda passage: 0.6 if passage.startswith("Hedges") else 0.5)),
+        rules=RerankRules(**{"weight": 1.0, "certain_lead": 1.0, **rules}),
+        parts=NearestParts(encoder, np.array([1, 0], np.float32)),
+    )
+
+
+async def test_a_passage_counts_by_its_nearest_part_as_well() -> None:
+    """One sentence of a long passage says it: that passage as a whole is less near than one that says half of it."""
+    hits = passages(LONG, LONG.replace("Hedges", "Fences", 1) + "The answer.", title="Gardens")
+    assert [each.text[:6] for each in await looking(Marks(), parts_weight=0.4).order(hits)] == ["Hedges", "Fences"]
+    assert [each.text[:6] for each in await looking(Marks(), parts_weight=0.6).order(hits)] == ["Fences", "Hedges"]
+
+
+async def test_every_part_is_read_with_the_title_and_none_twice() -> None:
+    encoder = Marks()
+    reranking = looking(encoder)
+    hits = passages(LONG, title="Gardens")
+    await reranking.order(hits)
+    assert len(encoder.read) == -(-len(LONG.split()) // PART_TOKENS)
+    assert all(each.startswith("Gardens: ") for each in encoder.read)
+    before = list(encoder.read)
+    await reranking.order([*hits, *passages("Another passage.")])
+    assert encoder.read == [*before, "Another passage"]
+
+
+async def test_without_a_weight_no_part_is_encoded() -> None:
+    encoder = Marks()
+    await looking(encoder, parts_weight=0.0).order(passages(LONG, "Another passage."))
+    assert encoder.read == []
+
+
+async def test_the_order_is_that_of_fusion_where_parts_cannot_be_encoded() -> None:
+    reranking = looking(Marks(error=EncoderUnavailable("no model server")))
+    hits = passages("Fences", LONG)
+    assert await reranking.order(hits) == hits
+    assert reranking.reason == "no model server"
+
+
+async def test_parts_are_looked_at_through_the_engine(shelf: Rig) -> None:
+    """The reranker sees no difference: fusion and the parts, which are the whole of these short documents, decide."""
+    async with replica(shelf, Ranks(lambda _: 0.5), weight=1.0, parts_weight=1.0) as client:
+        answer = await ask(client)
+    assert shown(answer) == NAMES
     assert told(answer) == (True, None)
 
 
@@ -454,11 +548,13 @@ async def test_the_settings_name_the_reranker_and_a_wrong_one_does_not_stop_the_
     def set_to(model: Path) -> Settings:
         return Settings(
             query=Query(
-                reranking=Chosen(enabled=True, model=str(model), max_pairs=7, deadline_ms=250, certain_lead=0.5)
+                reranking=Chosen(
+                    enabled=True, model=str(model), max_pairs=7, parts_weight=0.1, deadline_ms=250, certain_lead=0.5
+                )
             )
         )
 
-    assert rerank_rules(set_to(tmp_path)) == RerankRules(7, 0.7, 0.25, 0.5, {"docs": True})
+    assert rerank_rules(set_to(tmp_path)) == RerankRules(7, 0.7, 0.1, 0.25, 0.5, {"docs": True})
     metrics = QueryMetrics()
     async with open_reranker(Settings(), metrics) as nothing:
         assert nothing is None

@@ -107,6 +107,13 @@ def test_ranks_are_fused_where_the_rules_say_so() -> None:
     assert fuse(BOTH, rules=rules, domain=None)[:2] == [1 / (RRF_K + 1), 1 / (RRF_K + 2) + 0.5 / (RRF_K + 2)]
 
 
+def test_the_nearest_part_has_its_share_beside_the_reranker_s_and_fusion_s() -> None:
+    relevance, fused, nearest = [0.1, 0.5, 0.9], [3.0, 2.0, 1.0], [0.2, 0.8, 0.5]
+    scores = blend(relevance, fused, weight=0.75, nearest=nearest, nearest_weight=0.2)
+    assert scores == pytest.approx([0.2, 0.4 + 0.2, 0.6 + 0.2 * 0.5])
+    assert blend(relevance, fused, weight=0.75, nearest=nearest, nearest_weight=1.0) == pytest.approx([0.0, 1.0, 0.5])
+
+
 def test_the_reranker_s_share_decides_how_far_it_moves_what_the_legs_found() -> None:
     relevance, fused = [0.001, 0.5, 0.999], [0.9, 0.6, 0.3]
     assert blend(relevance, fused, weight=1.0) == pytest.approx([0.0, 0.5, 1.0]), "log-odds, not probabilities"
