@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dats_common.domain.parts import PART_TOKENS, parts
+from dats_common.domain.parts import PART_TOKENS, TITLE_CHARS, parts
 
 
 def spans(text: str) -> list[tuple[int, int]]:
@@ -32,6 +32,10 @@ def test_parts_are_of_nearly_the_same_length_and_each_begins_with_the_title() ->
 
 def test_a_text_without_tokens_is_one_part() -> None:
     assert parts("\u0301", [], title="Marks") == ["Marks: \u0301"]
+
+
+def test_a_title_leaves_room_for_the_part() -> None:
+    assert parts("a", spans("a"), title="t" * 2048) == ["t" * TITLE_CHARS + ": a"]
 
 
 @given(st.integers(1, 200), st.integers(1, 40))
