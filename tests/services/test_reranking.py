@@ -261,7 +261,7 @@ def looking(encoder: Marks, **rules: float) -> Reranking:
 
 
 async def test_a_passage_counts_by_its_nearest_part_as_well() -> None:
-    """One sentence of a long passage says it: that passage as a whole is less near than one that says half of it."""
+    """The reranker wants the hedges; one part of the other passage, which is as long, holds what is asked for."""
     hits = passages(LONG, LONG.replace("Hedges", "Fences", 1) + "The answer.", title="Gardens")
     assert [each.text[:6] for each in await looking(Marks(), parts_weight=0.4).order(hits)] == ["Hedges", "Fences"]
     assert [each.text[:6] for each in await looking(Marks(), parts_weight=0.6).order(hits)] == ["Fences", "Hedges"]
@@ -293,8 +293,8 @@ async def test_the_order_is_that_of_fusion_where_parts_cannot_be_encoded() -> No
 
 
 async def test_parts_are_looked_at_through_the_engine(shelf: Rig) -> None:
-    """The reranker sees no difference: fusion and the parts, which are the whole of these short documents, decide."""
-    async with replica(shelf, Ranks(lambda _: 0.5), weight=1.0, parts_weight=1.0) as client:
+    """The reranker wants them the other way round; the parts, which are the whole of these short documents, decide."""
+    async with replica(shelf, Ranks(position), weight=1.0, parts_weight=1.0) as client:
         answer = await ask(client)
     assert shown(answer) == NAMES
     assert told(answer) == (True, None)
